@@ -1,0 +1,21 @@
+"""warmroute keeps every conversation on the vLLM server whose prefix cache is warm for it.
+
+A map of the package, in the order in which a request meets it:
+
+    cli, config, app    flags and one YAML file -> a validated Config -> a running Router (app is where all is constructed)
+    proxy/              the data path. data: which paths exist; handler: one request, hop by hop; request and client: its two
+                        ends; placement: decide, reserve, lease; upstream: connections to backends; errors: our own answers
+    core/               every decision, without I/O: identity (whose turn is it), ring and policy (who serves it), relay and
+                        sse (when has an answer begun), retry (may it be tried again), health, rates (hit ratios)
+    fleet/              the backends now: registry owns their state; prober and scraper watch them
+    pins/               session -> backend and engine
+    observe/            one record a request -> counters, metrics, access log, state as JSON
+    web/                the admin listener and the dashboard
+    sim/                a simulated vLLM with a real prefix cache, a chat workload, the demo
+    check, control      `warmroute check URL`; the commands that talk to a running router
+
+Arrows point one way: core <- pins <- fleet <- observe <- proxy <- web, sim <- app <- cli. core imports only itself and the
+pure standard library, which a test enforces. State changes are synchronous and whole; async code only moves bytes.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,5 @@
+"""`python -m warmroute`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,287 @@
+"""The composition root: a Config becomes a running router. The only place that constructs."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import uvicorn
+
+from .config import Config, ConfigError
+from .core.health import Thresholds
+from .core.model import Failure, Phase
+from .core.policy import Bounds
+from .fleet.prober import Prober, ProbeTimes
+from .fleet.registry import Registry
+from .fleet.scraper import Scraper, ScrapeTimes, series_filter
+from .observe.counters import RequestCounters
+from .observe.log import AccessLog, as_json, as_text
+from .observe.metrics import MetricsPage, RouterCollector
+from .observe.record import RequestRecord
+from .observe.state import StateView
+from .pins.memory import PinTable
+from .proxy.data import DataApp
+from .proxy.handler import Handler
+from .proxy.placement import Placement
+from .proxy.upstream import Pool
+from .web import admin
+
+log = logging.getLogger("warmroute")
+
+_BACKLOG = 4096
+_CLIENT_KEEP_ALIVE = 75
+"""Seconds that a client's idle connection is kept, longer than the usual 60 s of what stands in front."""
+
+
+class StartError(Exception):
+    """The router cannot start; one line says why."""
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to the router, of which it is one of two listeners."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, opened before anything starts so that a port in use is one line and no traceback."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return sock
+
+
+def _uvicorn(app: Any, graceful: float) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            date_header=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_CLIENT_KEEP_ALIVE,
+            timeout_graceful_shutdown=max(1, round(graceful)),
+        )
+    )
+
+
+class Router:
+    """Two listeners and the loops beside them, for an `async with` block."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.stopping = False
+        self._clock = time.monotonic
+        self._secret = secrets.token_bytes(32)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Router {len(self.config.backends)} backends{' stopping' if self.stopping else ''}>"
+
+    async def __aenter__(self) -> Self:
+        config = self.config
+        listen = config.listen
+        data_socket = _listen(listen.host, listen.port)
+        try:
+            admin_socket = _listen(listen.admin_host, listen.admin_port)
+        except StartError:
+            data_socket.close()
+            raise
+        self._build()
+        loops: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("health checks", self._prober.run),
+            ("metrics reader", self._scraper.run),
+            ("session expiry", self._expire),
+        ]
+        self._tasks = [asyncio.ensure_future(self._keep(name, run)) for name, run in loops]
+        self._servers = (_uvicorn(self._data_app, config.limits.shutdown), _uvicorn(self._admin_app, 1.0))
+        self._serving = [
+            asyncio.ensure_future(server.serve(sockets=[sock]))
+            for server, sock in zip(self._servers, (data_socket, admin_socket), strict=True)
+        ]
+        self.data_url = _url(listen.host, data_socket)
+        self.admin_url = _url(listen.admin_host, admin_socket)
+        await asyncio.gather(*(server.ready.wait() for server in self._servers))
+        return self
+
+    def _build(self) -> None:
+        config, clock = self.config, self._clock
+        affinity, health, metrics = config.affinity, config.health, config.metrics
+        self.pins = PinTable(clock, idle_expiry=affinity.idle_expiry, limit=affinity.max_sessions)
+        self.registry = Registry(config.specs, self.pins, Thresholds(health.fall, health.rise), clock())
+        self.counters = RequestCounters()
+        self._http = httpx.AsyncClient(
+            trust_env=False, follow_redirects=False, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)
+        )
+        self._prober = Prober(
+            self.registry,
+            self._http,
+            ProbeTimes(health.interval, health.unsettled_interval, health.timeout),
+            clock,
+        )
+        self._scraper = Scraper(
+            self.registry,
+            self._http,
+            ScrapeTimes(metrics.scrape_interval, metrics.scrape_timeout),
+            clock,
+            series_filter(metrics.vllm_series),
+        )
+        self._pools = {
+            spec.name: Pool(
+                spec,
+                asyncio.get_running_loop(),
+                connect_timeout=config.upstream.connect_timeout,
+                keepalive_expiry=config.upstream.keepalive_expiry,
+                clock=clock,
+            )
+            for spec in config.specs
+        }
+        self._access_log = _access_log(config)
+        self._build_apps()
+
+    def _build_apps(self) -> None:
+        config, clock = self.config, self._clock
+        handler = Handler(
+            registry=self.registry,
+            placement=Placement(
+                self.registry, self.pins, Bounds(config.affinity.session_bound, config.affinity.in_flight_bound)
+            ),
+            pools=self._pools,
+            settle=self._settle,
+            backend_failed=self._backend_failed,
+            clock=clock,
+            secret=self._secret,
+            key_sources=config.affinity.key_sources,
+            body_limit=config.limits.body,
+            response_headers=config.response_headers,
+        )
+        self._data_app = DataApp(handler, self.registry, lambda: self.stopping, self._internal_error)
+        stale_after = config.metrics.stale_after
+        self._state = StateView(
+            registry=self.registry,
+            pins=self.pins,
+            counters=self.counters,
+            clock=clock,
+            secret=self._secret,
+            stale_after=stale_after,
+            started=clock(),
+            stopping=lambda: self.stopping,
+        )
+        collector = RouterCollector(self.counters, self.registry, self.pins, clock, stale_after)
+        self._admin_app = admin.build(
+            state=self._state,
+            metrics=MetricsPage(collector, self.registry, clock, stale_after),
+            registry=self.registry,
+            stopping=lambda: self.stopping,
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop: no new connections, running requests end within `limits.shutdown`, then everything is closed."""
+        self.stopping = True
+        data_server, admin_server = self._servers
+        data_server.should_exit = True
+        await self._serving[0]
+        admin_server.should_exit = True
+        await self._serving[1]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pool in self._pools.values():
+            pool.close()
+        await self._http.aclose()
+        if self._access_log is not None:
+            self._access_log.close()
+
+    def state(self) -> dict[str, object]:
+        """The JSON of GET /api/state."""
+        return self._state.state()
+
+    def _settle(self, record: RequestRecord) -> None:
+        self.counters.add(record)
+        if self._access_log is not None:
+            self._access_log.write(record)
+
+    def _backend_failed(self, name: str, failure: Failure) -> None:
+        if self.registry.failed(name, failure, self._clock()):
+            log.warning("backend %s is down: %s", name, failure.detail)
+        if not failure.stale and failure.phase is not Phase.STREAM:
+            self._prober.nudge(name)
+
+    def _internal_error(self, where: str) -> None:
+        self.counters.internal_errors[where] += 1
+
+    async def _keep(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop for ever; a fault in it is told and counted, and it begins again."""
+        while True:
+            try:
+                await run()
+            except Exception:
+                log.exception("the %s failed and begins again; please report this", name)
+                self._internal_error(name)
+            await asyncio.sleep(1.0)
+
+    async def _expire(self) -> None:
+        while True:
+            self.pins.expire()
+            await asyncio.sleep(1.0)
+
+
+def _url(host: str, sock: socket.socket) -> str:
+    port = sock.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def _access_log(config: Config) -> AccessLog | None:
+    choice = config.log.format
+    if choice == "off":
+        return None
+    if choice == "auto":
+        choice = "text" if sys.stderr.isatty() else "json"
+    return AccessLog(sys.stderr, as_text if choice == "text" else as_json)
+
+
+async def serve(config: Config) -> None:
+    """Run until SIGTERM or SIGINT. Raises StartError."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with Router(config) as router:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.set)
+        names = ", ".join(spec.name for spec in config.specs)
+        print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
+        print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)
+        await ended.wait()
+
+
+__all__ = ["ConfigError", "Router", "StartError", "serve"]

@@ -1,0 +1,108 @@
+"""The command line: flags in, exit code out; no logic."""
+
+import json
+import logging
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+
+from . import __version__
+from .app import StartError, serve
+from .config import Config, ConfigError, load
+
+RUNTIME_ERROR, USAGE_ERROR = 1, 2
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run to the end on uvloop. A start that fails is one line and exit code 1."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for noisy in ("httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_not_our_broken_bodies)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    try:
+        return uvloop.run(work)
+    except StartError as error:
+        _fail(str(error), RUNTIME_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _not_our_broken_bodies(record: logging.LogRecord) -> bool:
+    """A body that a backend broke off is broken off towards the client too, on purpose; the access log tells it."""
+    return record.msg != "ASGI callable returned without completing response."
+
+
+def _fail(message: str, code: int) -> None:
+    click.echo(f"warmroute: {message}", err=True)
+    sys.exit(code)
+
+
+def _config(**kwargs: Any) -> Config:
+    try:
+        return load(**kwargs)
+    except ConfigError as error:
+        _fail(str(error), USAGE_ERROR)
+        raise
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="warmroute")
+def main() -> None:
+    """A router for several vLLM servers: every conversation stays where its prefix cache is warm."""
+
+
+@main.command("serve")
+@click.argument("urls", nargs=-1, metavar="URL...")
+@click.option("--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="YAML file; flags override it.")
+@click.option("--host", help="Address of the model API.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of the model API.  [default: 8080]")
+@click.option("--admin-host", help="Address of dashboard, metrics and control.  [default: 127.0.0.1]")
+@click.option("--admin-port", type=click.IntRange(0, 65535), help="Port of the same.  [default: 8081]")
+@click.option("--log-format", type=click.Choice(["auto", "json", "text", "off"]), help="Access log.  [default: auto]")
+def serve_command(
+    urls: tuple[str, ...],
+    file: Path | None,
+    host: str | None,
+    port: int | None,
+    admin_host: str | None,
+    admin_port: int | None,
+    log_format: str | None,
+) -> None:
+    """Route to the vLLM servers at these URLs. No file is needed:
+
+    \b
+        warmroute serve http://10.0.0.1:8000 http://10.0.0.2:8000
+    """
+    flags = {
+        "backends": list(urls) or None,
+        "listen": {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port},
+        "log": {"format": log_format},
+    }
+    _run(serve(_config(file=file, flags=flags)))
+
+
+@main.group("config")
+def config_group() -> None:
+    """Look at configurations without starting anything."""
+
+
+@config_group.command("check")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def config_check(file: Path) -> None:
+    """Check a file; exit code 2 and the faults with their lines if it cannot be used."""
+    config = _config(file=file)
+    click.echo(f"{file}: good, {len(config.backends)} backends")
+
+
+@config_group.command("show")
+@click.option("--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="YAML file.")
+@click.argument("urls", nargs=-1, metavar="[URL...]")
+def config_show(file: Path | None, urls: tuple[str, ...]) -> None:
+    """Print the configuration in force, every default included, as JSON."""
+    config = _config(file=file, flags={"backends": list(urls) or None})
+    click.echo(json.dumps(config.model_dump(mode="json"), indent=2))

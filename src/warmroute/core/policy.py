@@ -1,0 +1,127 @@
+"""Whom to ask: the pin if it holds, else the first backend in ring order that is under its bound."""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from math import ceil, floor
+
+from .model import Candidate, Candidates, Decision, PinChange, PinView, Reason, Session
+from .ring import Ring, position
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far above its fair share a backend may be when it takes a new session.
+
+    `sessions` bounds live sessions: 1.05 lets a backend hold 5 % more than its share once shares are large enough for 5 % to
+    be a session, and one more than the others before that, so that few long conversations spread evenly too.
+    `in_flight` bounds running requests in the same way; a backend over it takes new sessions only if all are.
+    """
+
+    sessions: float = 1.05
+    in_flight: float = 1.25
+
+
+DEFAULT_BOUNDS = Bounds()
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The backends as a decision sees them. Nothing awaits while one is made, so live state is a snapshot."""
+
+    backends: Candidates
+    ring: Ring
+
+    def models(self) -> set[str]:
+        """The names of all models that some backend is known to serve."""
+        return {model for backend in self.backends.values() for model in backend.models or ()}
+
+    def serving(self, model: str | None, exclude: Collection[str] = ()) -> list[Candidate]:
+        """The backends that are available, serve the model (or whose models are not known yet) and are not excluded."""
+        return [b for b in self.backends.values() if b.name not in exclude and b.available and _serves(b, model)]
+
+
+def decide(
+    fleet: Fleet,
+    *,
+    session: Session | None,
+    pin: PinView | None,
+    model: str | None,
+    request_key: bytes,
+    exclude: Collection[str] = (),
+    bounds: Bounds = DEFAULT_BOUNDS,
+) -> Decision:
+    """Choose a backend and say why; changes nothing.
+
+    `exclude` names the backends that have failed this request already. `request_key` breaks ties between equally loaded
+    backends for a request without a session.
+    """
+    if pin is not None and session is not None:
+        pinned = fleet.backends.get(pin.backend)
+        if pinned is not None and pinned.available and pinned.name not in exclude and _serves(pinned, model):
+            engine = pin.engine if _has_engine(pinned, pin.engine) else pick_engine(pinned, session.key)
+            return Decision(Reason.PIN_HIT, pinned.name, engine, PinChange.KEEP)
+    serving = fleet.serving(model, exclude)
+    if not serving:
+        known = model is None or any(_serves(b, model) for b in fleet.backends.values())
+        return Decision(Reason.NONE_AVAILABLE if known or not fleet.backends else Reason.UNKNOWN_MODEL)
+    candidates = [b for b in serving if b.accepts_new] or serving
+    if session is None:
+        return Decision(Reason.NO_SESSION, _least_loaded(fleet.ring, candidates, request_key).name)
+    home, chosen = _place(fleet.ring, candidates, session.key, bounds)
+    engine = pick_engine(chosen, session.key)
+    if pin is not None:
+        return Decision(Reason.PIN_LOST, chosen.name, engine, PinChange.MOVE)
+    reason = Reason.RING if chosen is home else Reason.RING_SPILL
+    return Decision(reason, chosen.name, engine, PinChange.BIND)
+
+
+def pick_engine(backend: Candidate, key: bytes) -> str | None:
+    """The engine with the fewest sessions, then requests; ties go by the key. None where there is only one."""
+    engines = backend.engines
+    if len(engines) < 2:
+        return None
+    start = position(key) % len(engines)
+    turned = [*engines[start:], *engines[:start]]
+    return min(turned, key=lambda e: (e.sessions, e.in_flight)).engine
+
+
+def _has_engine(backend: Candidate, engine: str | None) -> bool:
+    if engine is None:
+        return len(backend.engines) < 2
+    return any(e.engine == engine for e in backend.engines)
+
+
+def _serves(backend: Candidate, model: str | None) -> bool:
+    return model is None or backend.models is None or model in backend.models
+
+
+def _ordered(ring: Ring, candidates: Iterable[Candidate], key: bytes) -> Iterator[Candidate]:
+    by_name = {b.name: b for b in candidates}
+    return (by_name[name] for name in ring.order(key) if name in by_name)
+
+
+def _least_loaded(ring: Ring, candidates: list[Candidate], key: bytes) -> Candidate:
+    least = min(b.in_flight / b.weight for b in candidates)
+    return next(_ordered(ring, (b for b in candidates if b.in_flight / b.weight == least), key))
+
+
+def _place(ring: Ring, candidates: list[Candidate], key: bytes, bounds: Bounds) -> tuple[Candidate, Candidate]:
+    """The key's home among the candidates, and the first in ring order that is under both bounds.
+
+    The bounds count the session being placed, so one candidate always passes the first; where none passes both, the one
+    with the fewest requests in flight among those that pass the first is taken.
+    """
+    weight = sum(b.weight for b in candidates)
+    sessions = (sum(b.sessions for b in candidates) + 1) / weight
+    in_flight = (sum(b.in_flight for b in candidates) + 1) / weight
+    ordered = list(_ordered(ring, candidates, key))
+    under = [b for b in ordered if b.sessions + 1 <= _limit(sessions * b.weight, bounds.sessions)]
+    for backend in under:
+        if backend.in_flight + 1 <= _limit(in_flight * backend.weight, bounds.in_flight):
+            return ordered[0], backend
+    return ordered[0], min(under, key=lambda b: b.in_flight / b.weight)
+
+
+def _limit(share: float, factor: float) -> int:
+    """The most a backend may hold: its fair share, rounded up, or the factor times it where that is more."""
+    return max(ceil(share - 1e-9), floor(share * factor + 1e-9))

@@ -1,0 +1,69 @@
+"""One backend's answer on its way to the client: held back until it says something, then passed on unchanged."""
+
+from collections import deque
+from enum import StrEnum
+
+from .headers import Headers, header_value
+from .sse import ContentGate
+from .usage import Usage, usage_from
+
+_TAIL_CHUNKS = 4
+"""Last pieces of an answer kept for its usage, which stands in the last event but one, or at the end of a JSON body."""
+
+
+class RelayState(StrEnum):
+    """HELD: the client has seen nothing, another backend may still answer. STREAMING: it has. DONE: the answer is whole."""
+
+    HELD = "held"
+    STREAMING = "streaming"
+    DONE = "done"
+
+
+class Relay:
+    """The border between failing over and ending visibly.
+
+    `feed` takes what the backend sent and returns what the client gets now. The border is the first content, not the
+    status line: vLLM sends its 200 before the prompt has been computed. Only a successful event stream is held beyond its
+    first byte; of any other body the first byte is content.
+    """
+
+    __slots__ = ("_gate", "_last", "event_stream", "state")
+
+    def __init__(self, status: int, headers: Headers) -> None:
+        kind = header_value(headers, b"content-type") or b""
+        encoded = header_value(headers, b"content-encoding") is not None
+        self.event_stream = kind.lower().startswith(b"text/event-stream")
+        self._gate = ContentGate() if self.event_stream and status == 200 and not encoded else None
+        self._last: deque[bytes] = deque(maxlen=_TAIL_CHUNKS)
+        self.state = RelayState.HELD
+
+    def __repr__(self) -> str:
+        return f"<Relay {self.state}{' events' if self.event_stream else ''}>"
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes of the body; return those to send now, b"" while the answer is held."""
+        if self._gate is not None:
+            data = self._gate.feed(data)
+            if not data:
+                return b""
+            self._gate = None
+        self.state = RelayState.STREAMING
+        self._last.append(data)
+        return data
+
+    def finish(self) -> bytes:
+        """The backend ended its answer; return what was still held."""
+        held = self._gate.release() if self._gate is not None else b""
+        self._gate = None
+        self.state = RelayState.DONE
+        self._last.append(held)
+        return held
+
+    @property
+    def ends_on_blank_line(self) -> bool:
+        """Whether an event sent now would stand alone, and not run into one that was cut."""
+        return not self._last or self._last[-1].endswith((b"\n\n", b"\r\n\r\n"))
+
+    def usage(self) -> Usage:
+        """What the answer said of its tokens."""
+        return usage_from(b"".join(self._last))

@@ -1,0 +1,62 @@
+"""What an answer says of its own tokens, read from its last bytes in the shapes of all protocols."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+_MARK = b'"usage":'
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one exchange; None where the backend did not say. Cached tokens are part of the prompt's."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
+
+
+NO_USAGE = Usage()
+
+
+def usage_from(tail: bytes) -> Usage:
+    """The last usage object in the end of an answer, streamed or not.
+
+    Inside a JSON string quotation marks are escaped, so text that an answer quotes cannot be taken for it.
+    """
+    at = tail.rfind(_MARK)
+    while at >= 0:
+        text = tail[at + len(_MARK) :].decode("utf-8", "replace").lstrip()
+        if text.startswith("{"):
+            try:
+                found, _ = _DECODER.raw_decode(text)
+            except (ValueError, RecursionError):
+                return NO_USAGE
+            return _read(found)
+        at = tail.rfind(_MARK, 0, at)
+    return NO_USAGE
+
+
+def _read(usage: dict[str, Any]) -> Usage:
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    if "cache_read_input_tokens" in usage:
+        return _anthropic(usage)
+    return Usage(
+        prompt=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        cached=_count(cached),
+        completion=_count(usage.get("completion_tokens", usage.get("output_tokens"))),
+    )
+
+
+def _anthropic(usage: dict[str, Any]) -> Usage:
+    """Anthropic's input_tokens leave out what was read from the cache and what was written to it."""
+    read, written = _count(usage["cache_read_input_tokens"]), _count(usage.get("cache_creation_input_tokens"))
+    fresh = _count(usage.get("input_tokens"))
+    prompt = None if fresh is None else fresh + (read or 0) + (written or 0)
+    return Usage(prompt=prompt, cached=read, completion=_count(usage.get("output_tokens")))
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

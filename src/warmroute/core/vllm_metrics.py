@@ -1,0 +1,85 @@
+"""vLLM's metric names over its versions -> the few numbers that the router uses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Series = Mapping[str, float]
+"""Labels as text -> value."""
+Values = Mapping[str, Series]
+
+_QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+_EXTERNAL_QUERIES = ("vllm:external_prefix_cache_queries_total",)
+_EXTERNAL_HITS = ("vllm:external_prefix_cache_hits_total",)
+_V0_HIT_RATE = "vllm:gpu_prefix_cache_hit_rate"
+_RUNNING = ("vllm:num_requests_running",)
+_WAITING = ("vllm:num_requests_waiting",)
+_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """One engine's state at the last scrape; None where its version does not say."""
+
+    engine: str
+    running: int | None
+    waiting: int | None
+    kv_cache_usage: float | None
+
+
+def first(values: Values, names: tuple[str, ...]) -> Series | None:
+    """The series of the first name that is there: old and new names side by side are counted once."""
+    for name in names:
+        if name in values:
+            return values[name]
+    return None
+
+
+def prefix_cache(values: Values) -> tuple[Series, Series] | None:
+    """Queried and hit tokens by series, or None where the server has no prefix cache counters.
+
+    Early versions of the V1 engine put `gpu_` into the names; the V0 engine had a gauge alone (see `hit_rate_gauge`).
+    """
+    return _pair(values, _QUERIES, _HITS)
+
+
+def external_prefix_cache(values: Values) -> tuple[Series, Series] | None:
+    """The same for the tier behind the cache: host memory, or a store shared by servers."""
+    return _pair(values, _EXTERNAL_QUERIES, _EXTERNAL_HITS)
+
+
+def hit_rate_gauge(values: Values) -> float | None:
+    """The rate that the V0 engine shows of itself, between 0 and 1; its -1 means that nothing was asked yet."""
+    rates = [rate for rate in (values.get(_V0_HIT_RATE) or {}).values() if 0.0 <= rate <= 1.0]
+    return sum(rates) / len(rates) if rates else None
+
+
+def _pair(values: Values, queries: tuple[str, ...], hits: tuple[str, ...]) -> tuple[Series, Series] | None:
+    asked, had = first(values, queries), first(values, hits)
+    return None if asked is None or had is None else (asked, had)
+
+
+def engines(values: Values) -> list[EngineGauges]:
+    """One entry for each engine label, in numeric order. A server of a version without the label has one engine "0"."""
+    running, waiting, usage = (_by_engine(first(values, names)) for names in (_RUNNING, _WAITING, _USAGE))
+    names = sorted({*running, *waiting, *usage}, key=lambda e: (len(e), e))
+    return [EngineGauges(name, _whole(running.get(name)), _whole(waiting.get(name)), usage.get(name)) for name in names]
+
+
+def label(labels: str, name: str) -> str | None:
+    """The value of one label in the text between the braces, for values without escapes."""
+    _, found, rest = f",{labels}".partition(f',{name}="')
+    return rest.partition('"')[0] if found else None
+
+
+def _by_engine(series: Series | None) -> dict[str, float]:
+    """Sum over models within an engine, which is right for counts; a usage has one series for each engine."""
+    total: dict[str, float] = {}
+    for labels, value in (series or {}).items():
+        engine = label(labels, "engine") or "0"
+        total[engine] = total.get(engine, 0.0) + value
+    return total
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,196 @@
+"""The one owner of live backend state: synchronous methods, so each change is whole; no awaits, no HTTP."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from ..core.exposition import Family
+from ..core.health import Health, Thresholds
+from ..core.model import BackendSpec, Decision, Failure, Phase
+from ..core.policy import Fleet
+from ..core.rates import CounterGroup, HitHistory
+from ..core.ring import Ring
+from ..pins.memory import PinTable
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """One tier of a backend's prefix cache: its counters over restarts, and their history."""
+
+    queries: CounterGroup = field(default_factory=CounterGroup)
+    hits: CounterGroup = field(default_factory=CounterGroup)
+    history: HitHistory = field(default_factory=HitHistory)
+    seen: bool = False
+
+
+@dataclass(slots=True)
+class Scrape:
+    """What the last read of a backend's /metrics gave. `at` is None until one has succeeded."""
+
+    at: float | None = None
+    error: str | None = None
+    local: CacheCounters = field(default_factory=CacheCounters)
+    external: CacheCounters = field(default_factory=CacheCounters)
+    hit_rate_gauge: float | None = None
+    families: dict[str, Family] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class EngineState:
+    """One data-parallel rank: its gauges at the last scrape, and the requests this router has there."""
+
+    backend: str
+    engine: str
+    pins: PinTable
+    in_flight: int = 0
+    running: int | None = None
+    waiting: int | None = None
+    kv_cache_usage: float | None = None
+
+    @property
+    def sessions(self) -> int:
+        return self.pins.engine_sessions(self.backend, self.engine)
+
+
+@dataclass(slots=True, repr=False)
+class BackendState:
+    """How one backend is doing. Decisions read it as a `core.model.Candidate`."""
+
+    spec: BackendSpec
+    pins: PinTable
+    since: float
+    health: Health = field(default_factory=Health)
+    draining: bool = False
+    models: frozenset[str] | None = None
+    model_cards: list[dict[str, object]] = field(default_factory=list)
+    engines: Sequence[EngineState] = ()
+    in_flight: int = 0
+    requests: int = 0
+    failures: int = 0
+    scrape: Scrape = field(default_factory=Scrape)
+    name: str = field(init=False)
+    weight: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name, self.weight = self.spec.name, self.spec.weight
+
+    def __repr__(self) -> str:
+        return f"<Backend {self.name} {self.state}, {self.sessions} sessions, {self.in_flight} in flight>"
+
+    @property
+    def available(self) -> bool:
+        return self.health.up is not False
+
+    @property
+    def accepts_new(self) -> bool:
+        return not self.draining
+
+    @property
+    def sessions(self) -> int:
+        return self.pins.sessions(self.name)
+
+    @property
+    def state(self) -> str:
+        """One word for people: starting, up, down or draining."""
+        if self.health.up is None:
+            return "starting"
+        if not self.health.up:
+            return "down"
+        return "draining" if self.draining else "up"
+
+
+class Lease:
+    """One request in flight at a backend; given back on every way out of the `with` block."""
+
+    __slots__ = ("_engine", "_state")
+
+    def __init__(self, state: BackendState, engine: EngineState | None) -> None:
+        self._state, self._engine = state, engine
+
+    def __enter__(self) -> None:
+        self._state.in_flight += 1
+        self._state.requests += 1
+        if self._engine is not None:
+            self._engine.in_flight += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state.in_flight -= 1
+        if self._engine is not None:
+            self._engine.in_flight -= 1
+
+
+class Registry:
+    """All backends by name. Times are seconds of the caller's clock."""
+
+    def __init__(self, specs: Iterable[BackendSpec], pins: PinTable, limits: Thresholds, now: float) -> None:
+        self._limits = limits
+        self.backends = {spec.name: BackendState(spec, pins, now) for spec in specs}
+        self._pins = pins
+        self._fleet = Fleet(self.backends, Ring({b.name: b.weight for b in self.backends.values()}))
+
+    def __repr__(self) -> str:
+        return f"<Registry {list(self.backends.values())}>"
+
+    def fleet(self) -> Fleet:
+        """What a decision reads. Its backends are live, so it must be used before the next await."""
+        return self._fleet
+
+    def lease(self, decision: Decision) -> Lease:
+        """Take a place at the decision's backend, for a `with` block that begins before the next await."""
+        state = self.backends[decision.backend or ""]
+        engine = next((e for e in state.engines if e.engine == decision.engine), None)
+        return Lease(state, engine)
+
+    def probed(self, name: str, error: str | None, now: float) -> bool:
+        """Take an active check's result; returns True if the backend's state changed."""
+        state = self.backends[name]
+        return self._flipped(state, state.health.probed(error, self._limits), now)
+
+    def failed(self, name: str, failure: Failure, now: float) -> bool:
+        """Take a request's failure at a backend; returns True if its state changed for everybody."""
+        state = self.backends[name]
+        if failure.stale:
+            return False
+        state.failures += 1
+        if failure.phase is Phase.CONNECT:
+            changed = state.health.connect_failed(failure.detail)
+        else:
+            changed = state.health.exchange_failed(failure.detail, self._limits)
+        return self._flipped(state, changed, now)
+
+    def set_models(self, name: str, cards: list[dict[str, object]]) -> None:
+        """Note what a backend lists under /v1/models."""
+        state = self.backends[name]
+        state.model_cards = cards
+        state.models = frozenset(str(card["id"]) for card in cards)
+
+    def set_engines(self, name: str, engines: Sequence[str]) -> None:
+        """Note a backend's engines; known ones keep their state. An empty list changes nothing."""
+        state = self.backends[name]
+        if engines and [e.engine for e in state.engines] != list(engines):
+            known = {e.engine: e for e in state.engines}
+            state.engines = [known.get(e) or EngineState(name, e, self._pins) for e in engines]
+
+    def drain(self, name: str, on: bool) -> None:
+        """Stop (or resume) giving a backend new sessions. Raises KeyError for an unknown name."""
+        self.backends[name].draining = on
+
+    def not_ready(self) -> list[str]:
+        """Why no request can be served, one sentence a backend; empty if at least one backend is up."""
+        return [] if any(b.health.up for b in self.backends.values()) else self.unavailable()
+
+    def unavailable(self) -> list[str]:
+        """One sentence for each backend that is not known to be up."""
+        return [
+            f"{b.name} is {b.state}" + (f" ({b.health.reason})" if b.health.reason else "")
+            for b in self.backends.values()
+            if not b.health.up
+        ]
+
+    @staticmethod
+    def _flipped(state: BackendState, changed: bool, now: float) -> bool:
+        if changed:
+            state.since = now
+        return changed

@@ -1,0 +1,108 @@
+"""Reads every backend's /metrics: one task a backend; what was read last is what everybody is shown."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+
+from ..core import vllm_metrics
+from ..core.exposition import Exposition, parse
+from ..core.rates import Hits
+from .prober import reason_of
+from .registry import BackendState, CacheCounters, Registry, Scrape
+
+log = logging.getLogger("warmroute.scrape")
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeTimes:
+    """Seconds between reads, and how long one read may take."""
+
+    interval: float
+    timeout: float
+
+
+def series_filter(choice: str | tuple[str, ...]) -> Callable[[str], bool]:
+    """Which of vLLM's families are passed on: "all", "none", or names and beginnings of names."""
+    if choice == "all":
+        return lambda name: True
+    if choice == "none" or isinstance(choice, str):
+        return lambda name: False
+    return lambda name: name.startswith(choice)
+
+
+class Scraper:
+    """GET /metrics of every backend into its `Scrape`. A backend that cannot be read stays in service."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        client: httpx.AsyncClient,
+        times: ScrapeTimes,
+        clock: Callable[[], float],
+        keep: Callable[[str], bool],
+    ) -> None:
+        self._registry = registry
+        self._client = client
+        self._times = times
+        self._clock = clock
+        self._keep = keep
+
+    async def run(self) -> None:
+        """Read for ever; ends by cancellation."""
+        async with asyncio.TaskGroup() as group:
+            for state in self._registry.backends.values():
+                group.create_task(self._watch(state), name=f"scrape {state.name}")
+
+    async def _watch(self, state: BackendState) -> None:
+        while True:
+            started = self._clock()
+            await self._read(state)
+            await asyncio.sleep(max(0.0, started + self._times.interval - self._clock()))
+
+    async def _read(self, state: BackendState) -> None:
+        error = None
+        try:
+            async with asyncio.timeout(self._times.timeout):
+                response = await self._client.get(f"{state.spec.url}/metrics")
+            if response.is_success:
+                take(self._registry, state, parse(response.text, state.name, self._keep), self._clock())
+            else:
+                error = f"/metrics answered {response.status_code}"
+        except (TimeoutError, httpx.HTTPError) as problem:
+            error = reason_of(problem)
+        if error and not state.scrape.error and state.health.up:
+            log.warning("metrics of %s could not be read: %s", state.name, error)
+        state.scrape.error = error
+
+
+def take(registry: Registry, state: BackendState, exposition: Exposition, now: float) -> None:
+    """Put one scrape into the backend's state."""
+    scrape, values = state.scrape, exposition.values
+    _accumulate(scrape.local, vllm_metrics.prefix_cache(values), now)
+    _accumulate(scrape.external, vllm_metrics.external_prefix_cache(values), now)
+    scrape.hit_rate_gauge = vllm_metrics.hit_rate_gauge(values)
+    scrape.families = dict(exposition.families)
+    scrape.at = now
+    gauges = vllm_metrics.engines(values)
+    registry.set_engines(state.name, [gauge.engine for gauge in gauges])
+    for engine in state.engines:
+        gauge = next((g for g in gauges if g.engine == engine.engine), None)
+        if gauge is not None:
+            engine.running, engine.waiting, engine.kv_cache_usage = gauge.running, gauge.waiting, gauge.kv_cache_usage
+
+
+def _accumulate(
+    tier: CacheCounters, series: tuple[vllm_metrics.Series, vllm_metrics.Series] | None, now: float
+) -> None:
+    if series is None:
+        return
+    tier.seen = True
+    tier.history.add(now, Hits(tier.queries.observe(series[0]), tier.hits.observe(series[1])))
+
+
+def is_stale(scrape: Scrape, now: float, after: float) -> bool:
+    """True if nothing was read for so many seconds, or ever."""
+    return scrape.at is None or now - scrape.at > after

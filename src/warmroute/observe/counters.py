@@ -1,0 +1,77 @@
+"""Plain accumulators that every finished request is added to; they become Prometheus series only when somebody scrapes."""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from .record import RequestRecord
+
+DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Upper bounds in seconds, from an answer out of a small model to an agent's longest turn."""
+
+NO_BACKEND = ""
+"""The backend label of a request that no backend answered."""
+
+RECENT = 50
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Observations in seconds by bucket; `counts` has one more place than there are bounds."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BUCKETS) + 1))
+    sum: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(DURATION_BUCKETS, seconds)] += 1
+        self.sum += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts as Prometheus wants them, +Inf last."""
+        total = 0
+        rows: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, DURATION_BUCKETS), "+Inf"), self.counts, strict=True):
+            total += count
+            rows.append((bound, total))
+        return rows
+
+
+@dataclass(slots=True)
+class RequestCounters:
+    """Everything counted over finished requests. Keys come from closed sets: backends, statuses, reasons, kinds."""
+
+    requests: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    moves: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    client_aborts: int = 0
+    internal_errors: Counter[str] = field(default_factory=Counter)
+    duration: dict[str, Histogram] = field(default_factory=dict)
+    first_byte: dict[str, Histogram] = field(default_factory=dict)
+    recent: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def add(self, record: RequestRecord) -> None:
+        """Count one finished request."""
+        backend = record.backend or NO_BACKEND
+        self.requests[backend, record.status, record.decision] += 1
+        if record.moved:
+            self.moves[record.decision] += 1
+        if record.failures:
+            for _, failure in record.failures[: record.attempts - 1]:
+                self.retries["stale" if failure.stale else failure.kind] += 1
+        if record.aborted:
+            self.client_aborts += 1
+        self._histogram(self.duration, backend).observe(record.duration_s)
+        if record.first_byte_s is not None:
+            self._histogram(self.first_byte, backend).observe(record.first_byte_s)
+        self.recent.appendleft(record)
+
+    @property
+    def total(self) -> int:
+        return sum(self.requests.values())
+
+    @staticmethod
+    def _histogram(of: dict[str, Histogram], backend: str) -> Histogram:
+        found = of.get(backend)
+        if found is None:
+            found = of[backend] = Histogram()
+        return found

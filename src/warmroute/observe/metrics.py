@@ -1,0 +1,186 @@
+"""The router's /metrics: prometheus-client families made from state at each scrape, then the backends' own series."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .. import __version__
+from ..core import exposition
+from ..fleet.registry import BackendState, Registry
+from ..fleet.scraper import is_stale
+from ..pins.memory import PinTable
+from .counters import Histogram, RequestCounters
+from .hit_rates import Tier, fleet_windowed, ratio, tier_of, windowed
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class RouterCollector(Collector):
+    """Reads counters, registry and pins when Prometheus asks; keeps nothing itself."""
+
+    def __init__(
+        self,
+        counters: RequestCounters,
+        registry: Registry,
+        pins: PinTable,
+        clock: Callable[[], float],
+        stale_after: float,
+    ) -> None:
+        self._counters = counters
+        self._registry = registry
+        self._pins = pins
+        self._clock = clock
+        self._stale_after = stale_after
+
+    def collect(self) -> Iterator[Metric]:
+        backends = list(self._registry.backends.values())
+        now = self._clock()
+        build = GaugeMetricFamily("warmroute_build_info", "1, with the router's version", labels=["version"])
+        build.add_metric([__version__], 1)
+        yield build
+        yield from self._requests()
+        yield from _backends(backends)
+        yield from self._sessions(backends)
+        yield from _cache(backends, "local", "prefix_cache", now)
+        yield from _cache(backends, "external", "external_prefix_cache", now)
+        yield from self._scrapes(backends, now)
+
+    def _requests(self) -> Iterator[Metric]:
+        counters = self._counters
+        requests = CounterMetricFamily(
+            "warmroute_requests_total",
+            "Requests finished, by the backend that answered, status and decision",
+            labels=["backend", "code", "decision"],
+        )
+        for (backend, code, decision), count in counters.requests.items():
+            requests.add_metric([backend, str(code), decision], count)
+        yield requests
+        yield _counter(
+            "warmroute_session_moves_total", "Sessions that moved to another backend", "reason", counters.moves
+        )
+        yield _counter(
+            "warmroute_retries_total", "Attempts repeated, by what failed before", "reason", counters.retries
+        )
+        yield CounterMetricFamily(
+            "warmroute_client_aborts_total",
+            "Clients that left before their answer was whole",
+            value=counters.client_aborts,
+        )
+        yield _counter(
+            "warmroute_internal_errors_total", "Faults of the router itself", "where", counters.internal_errors
+        )
+        yield _histogram(
+            "warmroute_request_duration_seconds", "Time from a request's arrival to its end", counters.duration
+        )
+        yield _histogram(
+            "warmroute_time_to_first_byte_seconds",
+            "Time from a request's arrival to first content",
+            counters.first_byte,
+        )
+
+    def _sessions(self, backends: Iterable[BackendState]) -> Iterator[Metric]:
+        yield _gauge("warmroute_sessions", "Live sessions", ((b.name, b.sessions) for b in backends))
+        yield CounterMetricFamily(
+            "warmroute_sessions_expired_total", "Sessions forgotten because they were idle", value=self._pins.expired
+        )
+        yield CounterMetricFamily(
+            "warmroute_sessions_evicted_total",
+            "Sessions forgotten because the table was full",
+            value=self._pins.evicted,
+        )
+
+    def _scrapes(self, backends: Iterable[BackendState], now: float) -> Iterator[Metric]:
+        fresh = ((b.name, float(not is_stale(b.scrape, now, self._stale_after))) for b in backends)
+        yield _gauge("warmroute_backend_metrics_fresh", "1 while the backend's own metrics are up to date", fresh)
+
+
+def _backends(backends: list[BackendState]) -> Iterator[Metric]:
+    yield _gauge(
+        "warmroute_backend_up", "1 if the backend is healthy", ((b.name, float(bool(b.health.up))) for b in backends)
+    )
+    yield _gauge(
+        "warmroute_backend_draining",
+        "1 while it takes no new sessions",
+        ((b.name, float(b.draining)) for b in backends),
+    )
+    yield _gauge("warmroute_requests_in_flight", "Requests under way", ((b.name, b.in_flight) for b in backends))
+    failures = CounterMetricFamily(
+        "warmroute_backend_failures_total", "Exchanges that failed at a backend", labels=["backend"]
+    )
+    for backend in backends:
+        failures.add_metric([backend.name], backend.failures)
+    yield failures
+
+
+def _cache(backends: list[BackendState], tier: Tier, name: str, now: float) -> Iterator[Metric]:
+    asked = CounterMetricFamily(
+        f"warmroute_backend_{name}_queries_total", "Tokens looked up, over restarts of the backend", labels=["backend"]
+    )
+    had = CounterMetricFamily(
+        f"warmroute_backend_{name}_hits_total", "Tokens found, over restarts of the backend", labels=["backend"]
+    )
+    ratios = GaugeMetricFamily(
+        f"warmroute_backend_{name}_hit_ratio",
+        "Hits / queries in a window; absent without queries",
+        labels=["backend", "window"],
+    )
+    for backend in backends:
+        counters = tier_of(backend, tier)
+        if counters.seen:
+            total = counters.history.total
+            asked.add_metric([backend.name], total.queries)
+            had.add_metric([backend.name], total.hits)
+        for window, hits in windowed(backend, tier, now).items():
+            value = ratio(backend, hits) if tier == "local" else hits.ratio
+            if value is not None:
+                ratios.add_metric([backend.name, window], value)
+    fleet = GaugeMetricFamily(
+        f"warmroute_fleet_{name}_hit_ratio", "Hits / queries of all backends together", labels=["window"]
+    )
+    for window, hits in fleet_windowed(backends, tier, now).items():
+        if hits.ratio is not None:
+            fleet.add_metric([window], hits.ratio)
+    yield from (asked, had, ratios, fleet)
+
+
+def _gauge(name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["backend"])
+    for backend, value in values:
+        family.add_metric([backend], value)
+    return family
+
+
+def _counter(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _histogram(name: str, text: str, values: dict[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=["backend"])
+    for backend, histogram in values.items():
+        family.add_metric([backend], histogram.buckets(), histogram.sum)
+    return family
+
+
+class MetricsPage:
+    """Renders the whole page from memory; no backend is asked, so a slow one slows nothing."""
+
+    def __init__(
+        self, collector: RouterCollector, registry: Registry, clock: Callable[[], float], stale_after: float
+    ) -> None:
+        self._own = CollectorRegistry(auto_describe=False)
+        self._own.register(collector)
+        self._registry = registry
+        self._clock = clock
+        self._stale_after = stale_after
+
+    def render(self) -> bytes:
+        """The router's own series, then those of vLLM's that are passed on, with a `backend` label."""
+        now = self._clock()
+        scrapes = [b.scrape for b in self._registry.backends.values()]
+        fresh = (s.families for s in scrapes if not is_stale(s, now, self._stale_after))
+        return generate_latest(self._own) + exposition.merge(fresh).encode()

@@ -1,0 +1,169 @@
+"""The state of the router as JSON: what the dashboard, `warmroute status` and `warmroute sessions` show."""
+
+import hmac
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from .. import __version__
+from ..core.rates import Hits
+from ..fleet.registry import BackendState, EngineState, Registry
+from ..fleet.scraper import is_stale
+from ..pins.memory import PinTable
+from .counters import RequestCounters
+from .hit_rates import STEP, fleet_windowed, history, ratio, steps, windowed
+
+Json = dict[str, object]
+
+
+@dataclass(slots=True)
+class StateView:
+    """Reads registry, pins and counters; every method returns plain JSON values. `secret` keys the digests shown."""
+
+    registry: Registry
+    pins: PinTable
+    counters: RequestCounters
+    clock: Callable[[], float]
+    secret: bytes
+    stale_after: float
+    started: float
+    stopping: Callable[[], bool]
+
+    def state(self) -> Json:
+        """Everything but the sessions: fleet, backends, advice, the last requests."""
+        now, wall = self.clock(), time.time()
+        backends = list(self.registry.backends.values())
+        reasons = ["the router is stopping"] if self.stopping() else self.registry.not_ready()
+        return {
+            "version": __version__,
+            "now": round(wall, 3),
+            "uptime_s": round(now - self.started, 1),
+            "ready": not reasons,
+            "reasons": reasons,
+            "fleet": self._fleet(backends, now),
+            "advice": self._advice(backends),
+            "backends": [self._backend(b, now, wall) for b in backends],
+            "recent": [record.as_dict() for record in self.counters.recent],
+        }
+
+    def history(self) -> Json:
+        """Hit ratio by step over the last hour, for the fleet and for each backend; None where nothing was asked."""
+        now = self.clock()
+        ends = steps(now)
+        wall = time.time() - now
+        by_backend = {b.name: history(b, ends) for b in self.registry.backends.values()}
+        fleet = [sum(row, Hits()) for row in zip(*by_backend.values(), strict=True)]
+        return {
+            "step_s": STEP,
+            "times": [round(end + wall, 1) for end in ends],
+            "fleet": [_ratio(hits) for hits in fleet],
+            "backends": {name: [_ratio(hits) for hits in row] for name, row in by_backend.items()},
+        }
+
+    def sessions(self, limit: int) -> Json:
+        """The sessions used last, by keyed digest."""
+        now = self.clock()
+        rows = [
+            {
+                "session": hmac.digest(self.secret, key, "sha256")[:6].hex(),
+                "source": pin.source,
+                "backend": pin.backend,
+                "engine": pin.engine,
+                "turns": pin.turns,
+                "idle_s": round(now - pin.used, 1),
+            }
+            for key, pin in islice(self.pins.newest(), limit)
+        ]
+        return {"total": len(self.pins), "sessions": rows}
+
+    def _fleet(self, backends: list[BackendState], now: float) -> Json:
+        local, external = fleet_windowed(backends, "local", now), fleet_windowed(backends, "external", now)
+        counters = self.counters
+        return {
+            "hit_ratio": {name: _ratio(hits) for name, hits in local.items()},
+            "external_hit_ratio": {name: _ratio(hits) for name, hits in external.items()},
+            "prompt_tokens": {name: int(hits.queries) for name, hits in local.items()},
+            "sessions": len(self.pins),
+            "in_flight": sum(b.in_flight for b in backends),
+            "requests": counters.total,
+            "moves": sum(counters.moves.values()),
+            "retries": sum(counters.retries.values()),
+            "client_aborts": counters.client_aborts,
+            "backends": len(backends),
+            "backends_up": sum(bool(b.health.up) for b in backends),
+        }
+
+    def _backend(self, backend: BackendState, now: float, wall: float) -> Json:
+        local, external = windowed(backend, "local", now), windowed(backend, "external", now)
+        scrape, engines = backend.scrape, backend.engines
+        return {
+            "name": backend.name,
+            "url": backend.spec.url,
+            "state": backend.state,
+            "reason": backend.health.reason,
+            "since": round(wall - (now - backend.since), 1),
+            "models": sorted(backend.models or ()),
+            "weight": backend.weight,
+            "sessions": backend.sessions,
+            "in_flight": backend.in_flight,
+            "requests": backend.requests,
+            "failures": backend.failures,
+            "running": _sum(e.running for e in engines),
+            "waiting": _sum(e.waiting for e in engines),
+            "kv_cache_usage": _mean(e.kv_cache_usage for e in engines),
+            "hit_ratio": {name: _round(ratio(backend, hits)) for name, hits in local.items()},
+            "external_hit_ratio": {name: _ratio(hits) for name, hits in external.items()},
+            "prompt_tokens": {name: int(hits.queries) for name, hits in local.items()},
+            "engines": [_engine(e) for e in engines] if len(engines) > 1 else [],
+            "scrape": {
+                "age_s": None if scrape.at is None else round(now - scrape.at, 1),
+                "stale": is_stale(scrape, now, self.stale_after),
+                "error": scrape.error,
+            },
+        }
+
+    def _advice(self, backends: Iterable[BackendState]) -> list[str]:
+        """Sentences for people about what is missing to see the whole truth."""
+        advice = []
+        silent = {b.name for b in backends if b.health.up and b.scrape.at is not None and not b.scrape.local.seen}
+        for name in sorted(silent):
+            advice.append(
+                f"{name} reports no prefix cache counters: is prefix caching off, or is it older than vLLM 0.8?"
+            )
+        told = [r for r in self.counters.recent if r.usage.prompt is not None]
+        mute = {r.backend for r in told if r.usage.cached is None and r.backend}
+        for name in sorted(mute - {r.backend for r in told if r.usage.cached is not None}):
+            advice.append(
+                f"{name} does not say how much of a prompt was cached; start it with --enable-prompt-tokens-details"
+            )
+        return advice
+
+
+def _engine(engine: EngineState) -> Json:
+    return {
+        "engine": engine.engine,
+        "sessions": engine.sessions,
+        "in_flight": engine.in_flight,
+        "running": engine.running,
+        "waiting": engine.waiting,
+        "kv_cache_usage": _round(engine.kv_cache_usage),
+    }
+
+
+def _ratio(hits: Hits) -> float | None:
+    return _round(hits.ratio)
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return round(sum(known) / len(known), 4) if known else None

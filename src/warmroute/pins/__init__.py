@@ -1,0 +1,1 @@
+"""Where conversations are: session -> backend and engine."""

@@ -1,0 +1,104 @@
+"""The data listener: the model API by an allowlist, health, and nothing else."""
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+from .. import __version__
+from ..core import routes
+from ..core.routes import Protocol
+from ..fleet.registry import Registry
+from . import errors
+from .client import Client, Receive, Send
+from .handler import Handler, send_error
+
+log = logging.getLogger("warmroute.proxy")
+
+
+def health_answer(path: str, not_ready: list[str], stopping: bool) -> tuple[int, bytes] | None:
+    """Status and body of /livez, /readyz and /health; None for any other path.
+
+    /health is vLLM's own name and answers as /readyz does, so that whatever watched one server can watch the router.
+    """
+    if path == "/livez":
+        return 200, b'{"status":"alive"}'
+    if path not in ("/readyz", "/health"):
+        return None
+    reasons = ["the router is stopping"] if stopping else not_ready
+    body = json.dumps({"status": "not ready" if reasons else "ready", "reasons": reasons}).encode()
+    return (503 if reasons else 200), body
+
+
+class DataApp:
+    """The ASGI application of the data port. Whatever goes wrong inside becomes one JSON error and one counted log line."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        registry: Registry,
+        stopping: Callable[[], bool],
+        internal_error: Callable[[str], None],
+    ) -> None:
+        self._handler = handler
+        self._registry = registry
+        self._stopping = stopping
+        self._internal_error = internal_error
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        client = Client(receive, send)
+        raw_path: bytes = scope["raw_path"]
+        route = routes.find(raw_path)
+        protocol = route.protocol if route else Protocol.OPENAI
+        try:
+            if route is None:
+                await self._elsewhere(scope, client)
+            elif scope["method"] not in route.methods:
+                await send_error(client, errors.method_not_allowed(route.label, route.methods), protocol)
+            elif route in (routes.MODELS, routes.MODEL):
+                await self._models(raw_path, client, protocol)
+            else:
+                await self._handler.handle(route, scope, client, receive)
+        except Exception:
+            log.exception("an error of the router itself; please report it")
+            self._internal_error("data")
+            if not client.started:
+                await send_error(client, errors.internal(), protocol)
+
+    async def _elsewhere(self, scope: dict[str, Any], client: Client) -> None:
+        path: str = scope["path"]
+        health = health_answer(path, self._registry.not_ready(), self._stopping())
+        if health is None and path == "/":
+            health = 200, json.dumps({"name": "warmroute", "version": __version__}).encode()
+        if health is None:
+            await send_error(client, errors.not_found(path), Protocol.OPENAI)
+        elif scope["method"] not in ("GET", "HEAD"):
+            await send_error(client, errors.method_not_allowed(path, ("GET", "HEAD")), Protocol.OPENAI)
+        else:
+            await _send_json(client, *health)
+
+    async def _models(self, raw_path: bytes, client: Client, protocol: Protocol) -> None:
+        """The union of what the backends list; the first that lists a model describes it."""
+        cards: dict[str, dict[str, object]] = {}
+        for backend in self._registry.backends.values():
+            if backend.available:
+                for card in backend.model_cards:
+                    cards.setdefault(str(card["id"]), card)
+        name = unquote(raw_path.removeprefix(b"/v1/models").removeprefix(b"/").decode("latin-1"))
+        if not cards:
+            await send_error(client, errors.none_available(self._registry.unavailable()), protocol)
+        elif not name:
+            await _send_json(client, 200, json.dumps({"object": "list", "data": list(cards.values())}).encode())
+        elif name in cards:
+            await _send_json(client, 200, json.dumps(cards[name]).encode())
+        else:
+            await send_error(client, errors.unknown_model(name, sorted(cards)), protocol)
+
+
+async def _send_json(client: Client, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await client.start(status, headers)
+    await client.body(body, more=False)

@@ -1,0 +1,261 @@
+"""One request through its hops: identify, place, open, relay, settle. Sequence only; every rule lives in `core`."""
+
+import hmac
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from ..core.headers import request_head, request_id, response_headers
+from ..core.identity import identify
+from ..core.model import Decision, Failure, Phase, Reason, Session
+from ..core.relay import Relay, RelayState
+from ..core.retry import Verdict, verdict
+from ..core.routes import Protocol, Route
+from ..fleet.registry import Registry
+from ..observe.record import RequestRecord
+from . import errors
+from .client import Client
+from .errors import RouterError
+from .placement import Placed, Placement
+from .request import BodyTooLarge, ClientLeft, Request, read_body
+from .upstream import ClientGone, Connection, Exchange, Pool, UpstreamError
+
+log = logging.getLogger("warmroute.proxy")
+
+_CLIENT_CLOSED_REQUEST = 499
+"""Status in log and metrics of a request whose client left before an answer (nginx's number); never sent."""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What one request has come to: everything that its hops hand on."""
+
+    request: Request
+    protocol: Protocol
+    client: Client
+    record: RequestRecord
+    session: Session | None = None
+    model: str | None = None
+    exclude: set[str] = field(default_factory=set)
+    sent: int = 0
+
+
+class Handler:
+    """The data path. `settle` is given each request's record at its end, exactly once."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        placement: Placement,
+        pools: Mapping[str, Pool],
+        settle: Callable[[RequestRecord], None],
+        backend_failed: Callable[[str, Failure], None],
+        clock: Callable[[], float],
+        secret: bytes,
+        key_sources: tuple[str, ...],
+        body_limit: int,
+        response_headers: bool,
+    ) -> None:
+        self._registry = registry
+        self._placement = placement
+        self._pools = pools
+        self._settle = settle
+        self._backend_failed = backend_failed
+        self._clock = clock
+        self._secret = secret
+        self._key_sources = key_sources
+        self._body_limit = body_limit
+        self._tell = response_headers
+        self._id_prefix = secrets.token_hex(6)
+        self._ids = itertools.count()
+
+    async def handle(
+        self, route: Route, scope: dict[str, object], client: Client, receive: Callable[[], object]
+    ) -> None:
+        """Answer one request of the model API."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]  # type: ignore[assignment]
+        record = RequestRecord(
+            id=request_id(headers, f"{self._id_prefix}{next(self._ids):08x}"),
+            method=str(scope["method"]),
+            path=route.label,
+            started=self._clock(),
+            time=time.time(),
+        )
+        try:
+            body = await read_body(receive, headers, self._body_limit)
+            record.bytes_in = len(body)
+            request = Request(record.method, _target(scope), route.label, headers, body)
+            with client:
+                await self._serve(_Exchange(request, route.protocol, client, record))
+        except (ClientLeft, ClientGone):
+            record.aborted = True
+        except BodyTooLarge:
+            await self._answer(client, record, errors.body_too_large(self._body_limit), route.protocol)
+        finally:
+            record.aborted = record.aborted or (client.gone and not client.finished)
+            if record.status == 0:
+                record.status = _CLIENT_CLOSED_REQUEST if record.aborted else 500
+            record.bytes_out = client.bytes_out
+            record.duration_s = self._clock() - record.started
+            self._settle(record)
+
+    async def _serve(self, x: _Exchange) -> None:
+        x.model = self._placement.model_of(x.request.model)
+        x.session = identify(x.request, x.model, self._key_sources)
+        if x.session is not None:
+            x.record.key_source = x.session.source
+            x.record.session = hmac.digest(self._secret, x.session.key, "sha256")[:6].hex()
+        request_key = x.record.id.encode()
+        while True:
+            placed = self._placement.place(x.session, x.model, request_key, x.exclude)
+            if not isinstance(placed, Placed):
+                await self._refuse(x, placed)
+                return
+            x.record.backend, x.record.engine = placed.backend, placed.decision.engine
+            x.record.decision = placed.decision.reason
+            with placed.lease:
+                failure = await self._attempt(x, placed)
+            if failure is None:
+                return
+            self._placement.withdraw(x.session, placed.decision)
+            x.exclude.add(placed.backend)
+            if verdict(failure, sent=x.sent) is not Verdict.OTHER:
+                await self._answer(x.client, x.record, errors.all_failed(x.record.reasons()), x.protocol)
+                return
+
+    async def _attempt(self, x: _Exchange, placed: Placed) -> Failure | None:
+        """Try one backend: None once the client has its answer (or its end), else why the next one may be asked."""
+        pool = self._pools[placed.backend]
+        counted = False
+        fresh = False
+        while True:
+            x.record.attempts += 1
+            try:
+                connection = None if fresh else pool.idle()
+                if connection is None:
+                    connection = await pool.connect()
+                x.record.connected_s = self._clock() - x.record.started
+                if not counted:
+                    counted, x.sent = True, x.sent + 1
+                with Exchange(pool, connection):
+                    await self._exchange(x, placed, connection)
+                return None
+            except UpstreamError as error:
+                failure = error.failure
+            x.record.failures.append((placed.backend, failure))
+            self._backend_failed(placed.backend, failure)
+            if verdict(failure, sent=x.sent) is not Verdict.SAME:
+                return failure
+            fresh = True
+
+    async def _exchange(self, x: _Exchange, placed: Placed, connection: Connection) -> None:
+        if x.client.gone:
+            raise ClientGone
+        pool = self._pools[placed.backend]
+        request, decision = x.request, placed.decision
+        extra = [(b"x-request-id", x.record.id.encode())]
+        if decision.engine is not None:
+            extra.append((b"x-data-parallel-rank", decision.engine.encode()))
+        head = request_head(
+            request.method,
+            pool.base_path + request.target,
+            request.headers,
+            host=pool.host_header,
+            body_length=len(request.body) if request.body or request.method != "GET" else None,
+            extra=extra,
+        )
+        connection.send(head, request.body, head_only=request.method == "HEAD")
+        x.client.on_gone(connection.abandon)
+        await connection.read_head()
+        relay = Relay(connection.status, connection.headers)
+        try:
+            await self._relay(x, decision, connection, relay)
+        except UpstreamError as error:
+            if relay.state is not RelayState.STREAMING:
+                raise
+            await self._break_off(x, placed, relay, error.failure)
+        finally:
+            x.record.usage = relay.usage()
+
+    async def _relay(self, x: _Exchange, decision: Decision, connection: Connection, relay: Relay) -> None:
+        """Pass the answer on as it comes; the first content settles where the session lives."""
+        while True:
+            data = await connection.read()
+            ended = connection.finished
+            out = relay.feed(data) if data else b""
+            if ended:
+                out += relay.finish()
+            if out or ended:
+                if not x.client.started:
+                    await self._begin(x, decision, connection)
+                await x.client.body(out, more=not ended)
+            if ended:
+                return
+
+    async def _begin(self, x: _Exchange, decision: Decision, connection: Connection) -> None:
+        record = x.record
+        record.first_byte_s = self._clock() - record.started
+        record.status = connection.status
+        if connection.status < 400:
+            record.moved = self._placement.confirm(x.session, decision)
+        else:
+            self._placement.withdraw(x.session, decision)
+        headers = response_headers(connection.headers)
+        await x.client.start(connection.status, headers + self._told(record))
+
+    async def _break_off(self, x: _Exchange, placed: Placed, relay: Relay, failure: Failure) -> None:
+        """The backend died after content: say so in an event stream, break any other body; never a false end."""
+        failure = Failure(Phase.STREAM, failure.kind, failure.detail)
+        x.record.failures.append((placed.backend, failure))
+        self._backend_failed(placed.backend, failure)
+        if relay.event_stream:
+            fresh_line = b"" if relay.ends_on_blank_line else b"\n\n"
+            event = errors.broke_off(failure.detail).event(x.protocol)
+            await x.client.body(fresh_line + event, more=False)
+
+    async def _refuse(self, x: _Exchange, decision: Decision) -> None:
+        x.record.decision = decision.reason
+        if x.record.failures:
+            error = errors.all_failed(x.record.reasons())
+        elif decision.reason is Reason.UNKNOWN_MODEL:
+            error = errors.unknown_model(x.model or "", sorted(self._registry.fleet().models()))
+        else:
+            error = errors.none_available(self._registry.unavailable())
+        await self._answer(x.client, x.record, error, x.protocol)
+
+    async def _answer(self, client: Client, record: RequestRecord, error: RouterError, protocol: Protocol) -> None:
+        record.status = error.status
+        await send_error(client, error, protocol, self._told(record))
+
+    def _told(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
+        """Our own response headers; the id is always there."""
+        headers = [(b"x-request-id", record.id.encode())]
+        if self._tell:
+            headers.append((b"x-warmroute-decision", record.decision.encode()))
+            if record.backend is not None:
+                headers.append((b"x-warmroute-backend", quote(record.backend, safe=":/[]@").encode()))
+            if record.key_source is not None:
+                headers.append((b"x-warmroute-key", record.key_source.encode()))
+        return headers
+
+
+async def send_error(
+    client: Client, error: RouterError, protocol: Protocol, extra: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    """Send one of the router's own errors as a whole answer."""
+    body = error.body(protocol)
+    headers = [*error.headers(), (b"content-length", str(len(body)).encode()), *(extra or [])]
+    await client.start(error.status, headers)
+    await client.body(body, more=False)
+
+
+def _target(scope: dict[str, object]) -> bytes:
+    """Path and query exactly as they came."""
+    path: bytes = scope["raw_path"]  # type: ignore[assignment]
+    query: bytes = scope["query_string"]  # type: ignore[assignment]
+    return path + b"?" + query if query else path

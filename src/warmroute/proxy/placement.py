@@ -1,0 +1,62 @@
+"""Decide, reserve and lease in one synchronous step, so that two requests never take the same last place."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..core.model import Decision, Session
+from ..core.policy import Bounds, decide
+from ..fleet.registry import Lease, Registry
+from ..pins.memory import PinTable
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A decision that named a backend, with the place taken there for a `with` block."""
+
+    decision: Decision
+    backend: str
+    lease: Lease
+
+
+class Placement:
+    """Where requests go. `place` is followed by `confirm` at the first content or by `withdraw`."""
+
+    def __init__(self, registry: Registry, pins: PinTable, bounds: Bounds) -> None:
+        self._registry = registry
+        self._pins = pins
+        self._bounds = bounds
+
+    def model_of(self, named: str | None) -> str | None:
+        """The model a request means: the one it names, or the only one there is."""
+        if named is not None:
+            return named
+        models = self._registry.fleet().models()
+        return next(iter(models)) if len(models) == 1 else None
+
+    def place(
+        self, session: Session | None, model: str | None, request_key: bytes, exclude: Collection[str]
+    ) -> Placed | Decision:
+        """Choose a backend and take a place there, or return the decision that says why none can be had."""
+        decision = decide(
+            self._registry.fleet(),
+            session=session,
+            pin=self._pins.get(session.key) if session else None,
+            model=model,
+            request_key=request_key,
+            exclude=exclude,
+            bounds=self._bounds,
+        )
+        if decision.backend is None:
+            return decision
+        if session is not None:
+            self._pins.reserve(session, decision)
+        return Placed(decision, decision.backend, self._registry.lease(decision))
+
+    def confirm(self, session: Session | None, decision: Decision) -> bool:
+        """The backend has begun to answer; True if the session has moved there from another one."""
+        return session is not None and self._pins.confirm(session, decision)
+
+    def withdraw(self, session: Session | None, decision: Decision) -> None:
+        """The backend refused or failed before it answered."""
+        if session is not None:
+            self._pins.withdraw(session, decision)
