@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import secrets
 import signal
@@ -14,6 +15,7 @@ from typing import Any, Self
 
 import httpx
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .config import Config, ConfigError
 from .core.health import Thresholds
@@ -31,6 +33,7 @@ from .pins.memory import PinTable
 from .proxy.data import DataApp
 from .proxy.handler import Handler
 from .proxy.placement import Placement
+from .proxy.server import DataProtocol
 from .proxy.upstream import Pool
 from .web import admin
 
@@ -74,11 +77,11 @@ def _listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _uvicorn(app: Any, graceful: float) -> _Server:
+def _uvicorn(app: Any, http: type[asyncio.Protocol], graceful: float) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=http,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -122,7 +125,10 @@ class Router:
             ("session expiry", self._expire),
         ]
         self._tasks = [asyncio.ensure_future(self._keep(name, run)) for name, run in loops]
-        self._servers = (_uvicorn(self._data_app, config.limits.shutdown), _uvicorn(self._admin_app, 1.0))
+        self._servers = (
+            _uvicorn(self._data_app, DataProtocol, config.limits.shutdown),
+            _uvicorn(self._admin_app, HttpToolsProtocol, 1.0),
+        )
         self._serving = [
             asyncio.ensure_future(server.serve(sockets=[sock]))
             for server, sock in zip(self._servers, (data_socket, admin_socket), strict=True)
@@ -280,8 +286,20 @@ async def serve(config: Config) -> None:
             loop.add_signal_handler(number, ended.set)
         names = ", ".join(spec.name for spec in config.specs)
         print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
+        _settle_memory()
         print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)
         await ended.wait()
+
+
+def _settle_memory() -> None:
+    """Let the garbage collector leave alone what lives as long as the process, and look at the rest less often.
+
+    With the defaults it took a sixth of the time of every request: a request makes some hundred objects and frees them by
+    reference count alone, since nothing on its path is cyclic.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 __all__ = ["ConfigError", "Router", "StartError", "serve"]

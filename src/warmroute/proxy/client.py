@@ -1,51 +1,46 @@
-"""The client's side of one exchange: sends the answer, and notices when nobody waits for it any more."""
+"""The client's side of one request: sends the answer, and knows when nobody waits for it any more."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any
 
 from ..core.headers import Headers
+from .server import EXTENSION, DataProtocol
 
-Receive = Callable[[], Any]
-Send = Callable[[Any], Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Client:
-    """Sends head and body through ASGI; `bytes_out` counts the body. `gone` is set once the client has left."""
+    """Sends head and body through ASGI. Within its `with` block `gone` tells whether the client has left.
 
-    __slots__ = ("_on_gone", "_receive", "_send", "_task", "bytes_out", "finished", "gone", "started")
+    `finished` is True once the last byte of an answer was handed over; `bytes_out` counts its body.
+    """
 
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive = receive
+    __slots__ = ("_connection", "_on_gone", "_send", "bytes_out", "finished", "gone", "started")
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._connection: DataProtocol = scope["extensions"][EXTENSION]
         self._send = send
-        self._task: asyncio.Task[None] | None = None
         self._on_gone: Callable[[], None] | None = None
         self.gone = False
         self.started = False
         self.finished = False
         self.bytes_out = 0
 
-    def __enter__(self) -> "Client":
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-        return self
+    def __enter__(self) -> None:
+        self._connection.watch(self._left)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._on_gone = None
-        if self._task is not None:
-            self._task.cancel()
+        self._connection.watch(None)
 
-    def on_gone(self, callback: Callable[[], None] | None) -> None:
-        """Call this when the client leaves, once; at once if it has left already."""
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call this when the client leaves; the last one given counts."""
         self._on_gone = callback
-        if self.gone and callback is not None:
-            callback()
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _left(self) -> None:
         self.gone = True
         if self._on_gone is not None:
             self._on_gone()

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import unquote
 
 from .. import __version__
@@ -11,7 +10,7 @@ from ..core import routes
 from ..core.routes import Protocol
 from ..fleet.registry import Registry
 from . import errors
-from .client import Client, Receive, Send
+from .client import Client, Receive, Scope, Send
 from .handler import Handler, send_error
 
 log = logging.getLogger("warmroute.proxy")
@@ -46,10 +45,10 @@ class DataApp:
         self._stopping = stopping
         self._internal_error = internal_error
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        client = Client(receive, send)
+        client = Client(scope, send)
         raw_path: bytes = scope["raw_path"]
         route = routes.find(raw_path)
         protocol = route.protocol if route else Protocol.OPENAI
@@ -68,7 +67,7 @@ class DataApp:
             if not client.started:
                 await send_error(client, errors.internal(), protocol)
 
-    async def _elsewhere(self, scope: dict[str, Any], client: Client) -> None:
+    async def _elsewhere(self, scope: Scope, client: Client) -> None:
         path: str = scope["path"]
         health = health_answer(path, self._registry.not_ready(), self._stopping())
         if health is None and path == "/":

@@ -18,7 +18,7 @@ from ..core.routes import Protocol, Route
 from ..fleet.registry import Registry
 from ..observe.record import RequestRecord
 from . import errors
-from .client import Client
+from .client import Client, Receive, Scope
 from .errors import RouterError
 from .placement import Placed, Placement
 from .request import BodyTooLarge, ClientLeft, Request, read_body
@@ -75,10 +75,10 @@ class Handler:
         self._ids = itertools.count()
 
     async def handle(
-        self, route: Route, scope: dict[str, object], client: Client, receive: Callable[[], object]
+        self, route: Route, scope: Scope, client: Client, receive: Receive
     ) -> None:
         """Answer one request of the model API."""
-        headers: list[tuple[bytes, bytes]] = scope["headers"]  # type: ignore[assignment]
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
         record = RequestRecord(
             id=request_id(headers, f"{self._id_prefix}{next(self._ids):08x}"),
             method=str(scope["method"]),
@@ -254,8 +254,8 @@ async def send_error(
     await client.body(body, more=False)
 
 
-def _target(scope: dict[str, object]) -> bytes:
+def _target(scope: Scope) -> bytes:
     """Path and query exactly as they came."""
-    path: bytes = scope["raw_path"]  # type: ignore[assignment]
-    query: bytes = scope["query_string"]  # type: ignore[assignment]
+    path: bytes = scope["raw_path"]
+    query: bytes = scope["query_string"]
     return path + b"?" + query if query else path

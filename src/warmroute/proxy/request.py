@@ -1,11 +1,11 @@
 """A request as it came: its bytes, and a lazy look into its JSON."""
 
 import re
-from typing import Any
 
 import msgspec
 
 from ..core.headers import Headers, header_value
+from .client import Receive
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _value = msgspec.json.Decoder()
@@ -83,7 +83,7 @@ def _multipart_model(body: bytes) -> str | None:
     return match[1].decode("utf-8", "replace") if match else None
 
 
-async def read_body(receive: Any, headers: Headers, limit: int) -> bytes:
+async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
     """The whole body. Raises BodyTooLarge (before reading, where the length is announced) or ClientLeft."""
     announced = header_value(headers, b"content-length")
     if announced is not None and announced.isdigit() and int(announced) > limit:
