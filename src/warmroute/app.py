@@ -147,18 +147,19 @@ class Router:
         self._http = httpx.AsyncClient(
             trust_env=False, follow_redirects=False, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)
         )
-        self._prober = Prober(
-            self.registry,
-            self._http,
-            ProbeTimes(health.interval, health.unsettled_interval, health.timeout),
-            clock,
-        )
         self._scraper = Scraper(
             self.registry,
             self._http,
             ScrapeTimes(metrics.scrape_interval, metrics.scrape_timeout),
             clock,
             series_filter(metrics.vllm_series),
+        )
+        self._prober = Prober(
+            self.registry,
+            self._http,
+            ProbeTimes(health.interval, health.unsettled_interval, health.timeout),
+            clock,
+            came_up=self._scraper.nudge,
         )
         self._pools = {
             spec.name: Pool(
@@ -175,17 +176,20 @@ class Router:
 
     def _build_apps(self) -> None:
         config, clock = self.config, self._clock
+        affinity = config.affinity
         handler = Handler(
             registry=self.registry,
             placement=Placement(
-                self.registry, self.pins, Bounds(config.affinity.session_bound, config.affinity.in_flight_bound)
+                self.registry,
+                self.pins,
+                Bounds(affinity.session_bound, affinity.even_sessions, affinity.in_flight_bound),
             ),
             pools=self._pools,
             settle=self._settle,
             backend_failed=self._backend_failed,
             clock=clock,
             secret=self._secret,
-            key_sources=config.affinity.key_sources,
+            key_sources=affinity.key_sources,
             body_limit=config.limits.body,
             response_headers=config.response_headers,
         )

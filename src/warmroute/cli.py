@@ -3,14 +3,14 @@
 import json
 import logging
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import uvloop
 
-from . import __version__
+from . import __version__, check, control
 from .app import StartError, serve
 from .config import Config, ConfigError, load
 
@@ -37,7 +37,7 @@ def _not_our_broken_bodies(record: logging.LogRecord) -> bool:
     return record.msg != "ASGI callable returned without completing response."
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     click.echo(f"warmroute: {message}", err=True)
     sys.exit(code)
 
@@ -47,7 +47,6 @@ def _config(**kwargs: Any) -> Config:
         return load(**kwargs)
     except ConfigError as error:
         _fail(str(error), USAGE_ERROR)
-        raise
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -106,3 +105,80 @@ def config_show(file: Path | None, urls: tuple[str, ...]) -> None:
     """Print the configuration in force, every default included, as JSON."""
     config = _config(file=file, flags={"backends": list(urls) or None})
     click.echo(json.dumps(config.model_dump(mode="json"), indent=2))
+
+
+@main.command("check")
+@click.argument("url")
+@click.option("--admin", help="Admin address of the router at URL.  [default: port 8081 of its host]")
+@click.option("--model", help="Which model to ask.  [default: the first one listed]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON alone.")
+def check_command(url: str, admin: str | None, model: str | None, as_json: bool) -> None:
+    """Send two turns of a fresh conversation to a vLLM server or a router, and judge by the counters whether the second
+    one found the first in the cache. Exit code 0 if it did, else 1."""
+    if "://" not in url:
+        url = f"http://{url}"
+
+    def say(text: str) -> None:
+        if not as_json:
+            click.echo(text)
+
+    try:
+        report = _run(check.run(url, admin=admin, model=model, say=say))
+    except check.CheckError as error:
+        _fail(str(error), RUNTIME_ERROR)
+    click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else check.as_text(report))
+    sys.exit(0 if report.passed else RUNTIME_ERROR)
+
+
+def _admin_options(command: Any) -> Any:
+    command = click.option("--json", "as_json", is_flag=True, help="Print JSON alone.")(command)
+    return click.option(
+        "--admin",
+        default="http://127.0.0.1:8081",
+        show_default=True,
+        envvar="WARMROUTE_ADMIN",
+        help="The router's admin address.",
+    )(command)
+
+
+def _show(found: Callable[[], dict[str, Any]], text: Callable[[dict[str, Any]], str], as_json: bool) -> None:
+    try:
+        answer = found()
+    except control.ControlError as error:
+        _fail(str(error), RUNTIME_ERROR)
+    click.echo(json.dumps(answer, indent=2) if as_json else text(answer))
+
+
+@main.command("status")
+@_admin_options
+def status_command(admin: str, as_json: bool) -> None:
+    """How a running router and its backends are doing."""
+    _show(lambda: control.call(admin, "/api/state"), control.status_text, as_json)
+
+
+@main.command("sessions")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="How many to show.")
+@_admin_options
+def sessions_command(limit: int, admin: str, as_json: bool) -> None:
+    """The conversations used last and where they live. Ids are shown as digests."""
+    _show(lambda: control.call(admin, f"/api/sessions?limit={limit}"), control.sessions_text, as_json)
+
+
+@main.command("drain")
+@click.argument("name")
+@_admin_options
+def drain_command(name: str, admin: str, as_json: bool) -> None:
+    """Give a backend no new sessions; those it has stay. Undo with `undrain`."""
+    _show(lambda: control.drain(admin, name, True), _drained, as_json)
+
+
+@main.command("undrain")
+@click.argument("name")
+@_admin_options
+def undrain_command(name: str, admin: str, as_json: bool) -> None:
+    """Give a backend new sessions again."""
+    _show(lambda: control.drain(admin, name, False), _drained, as_json)
+
+
+def _drained(answer: dict[str, Any]) -> str:
+    return f"{answer['backend']} is {answer['state']}, with {answer['sessions']} sessions"

@@ -96,6 +96,7 @@ class AffinityConfig(_Section):
     idle_expiry: Seconds = 1800.0
     max_sessions: Annotated[int, Field(gt=0)] = 1_000_000
     session_bound: Annotated[float, Field(ge=1, le=10)] = 1.05
+    even_sessions: Annotated[int, Field(ge=0)] = 100
     in_flight_bound: Annotated[float, Field(ge=1, le=10)] = 1.25
 
     @field_validator("key_sources")

@@ -12,12 +12,14 @@ from .ring import Ring, position
 class Bounds:
     """How far above its fair share a backend may be when it takes a new session.
 
-    `sessions` bounds live sessions: 1.05 lets a backend hold 5 % more than its share once shares are large enough for 5 % to
-    be a session, and one more than the others before that, so that few long conversations spread evenly too.
-    `in_flight` bounds running requests in the same way; a backend over it takes new sessions only if all are.
+    `sessions` bounds live sessions. The first `even` sessions of a backend's share are dealt out exactly, since few long
+    conversations must spread evenly too, and those that run now are only some of those that live; of what the share has
+    beyond them a backend may hold that factor, so that most sessions of a large fleet are at home on the ring.
+    `in_flight` bounds running requests; a backend over it takes new sessions only if all are.
     """
 
     sessions: float = 1.05
+    even: int = 100
     in_flight: float = 1.25
 
 
@@ -115,13 +117,14 @@ def _place(ring: Ring, candidates: list[Candidate], key: bytes, bounds: Bounds) 
     sessions = (sum(b.sessions for b in candidates) + 1) / weight
     in_flight = (sum(b.in_flight for b in candidates) + 1) / weight
     ordered = list(_ordered(ring, candidates, key))
-    under = [b for b in ordered if b.sessions + 1 <= _limit(sessions * b.weight, bounds.sessions)]
+    under = [b for b in ordered if b.sessions + 1 <= _limit(sessions * b.weight, bounds.sessions, bounds.even)]
     for backend in under:
         if backend.in_flight + 1 <= _limit(in_flight * backend.weight, bounds.in_flight):
             return ordered[0], backend
     return ordered[0], min(under, key=lambda b: b.in_flight / b.weight)
 
 
-def _limit(share: float, factor: float) -> int:
-    """The most a backend may hold: its fair share, rounded up, or the factor times it where that is more."""
-    return max(ceil(share - 1e-9), floor(share * factor + 1e-9))
+def _limit(share: float, factor: float, even: int = 0) -> int:
+    """The most a backend may hold: its fair share rounded up, or more where the factor gives more beyond the even part."""
+    beyond = max(0.0, share - even)
+    return max(ceil(share - 1e-9), floor(share + beyond * (factor - 1.0) + 1e-9))

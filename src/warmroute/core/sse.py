@@ -87,7 +87,7 @@ def is_content(event: bytes) -> bool:
         return True
     if not isinstance(value, dict):
         return True
-    if value.get("type") in _PREAMBLE_TYPES:
+    if isinstance(value.get("type"), str) and value["type"] in _PREAMBLE_TYPES:
         return False
     choices = value.get("choices")
     if not isinstance(choices, list) or not choices:

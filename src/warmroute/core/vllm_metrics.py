@@ -11,6 +11,8 @@ _QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_to
 _HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
 _EXTERNAL_QUERIES = ("vllm:external_prefix_cache_queries_total",)
 _EXTERNAL_HITS = ("vllm:external_prefix_cache_hits_total",)
+_FROM_THE_START = "vllm:request_prompt_tokens_count"
+"""A series that each engine has before its first request; with several API servers the gauges only come with traffic."""
 _V0_HIT_RATE = "vllm:gpu_prefix_cache_hit_rate"
 _RUNNING = ("vllm:num_requests_running",)
 _WAITING = ("vllm:num_requests_waiting",)
@@ -62,7 +64,8 @@ def _pair(values: Values, queries: tuple[str, ...], hits: tuple[str, ...]) -> tu
 def engines(values: Values) -> list[EngineGauges]:
     """One entry for each engine label, in numeric order. A server of a version without the label has one engine "0"."""
     running, waiting, usage = (_by_engine(first(values, names)) for names in (_RUNNING, _WAITING, _USAGE))
-    names = sorted({*running, *waiting, *usage}, key=lambda e: (len(e), e))
+    early = _by_engine(values.get(_FROM_THE_START))
+    names = sorted({*early, *running, *waiting, *usage}, key=lambda e: (len(e), e))
     return [EngineGauges(name, _whole(running.get(name)), _whole(waiting.get(name)), usage.get(name)) for name in names]
 
 

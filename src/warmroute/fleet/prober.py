@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import httpx
 
 from ..core.model import BackendSpec
+from .pace import Pace
 from .registry import BackendState, Registry
 
 log = logging.getLogger("warmroute.health")
@@ -38,17 +39,23 @@ class Prober:
     """GET /health of every backend, and GET /v1/models of those that are up; results go to the registry."""
 
     def __init__(
-        self, registry: Registry, client: httpx.AsyncClient, times: ProbeTimes, clock: Callable[[], float]
+        self,
+        registry: Registry,
+        client: httpx.AsyncClient,
+        times: ProbeTimes,
+        clock: Callable[[], float],
+        came_up: Callable[[str], None],
     ) -> None:
         self._registry = registry
         self._client = client
         self._times = times
         self._clock = clock
-        self._nudges = {name: asyncio.Event() for name in registry.backends}
+        self._came_up = came_up
+        self._paces = {name: Pace() for name in registry.backends}
 
     def nudge(self, name: str) -> None:
         """Check this backend now: a request has just failed there."""
-        self._nudges[name].set()
+        self._paces[name].nudge()
 
     async def run(self) -> None:
         """Check for ever; ends by cancellation."""
@@ -61,25 +68,16 @@ class Prober:
         while True:
             error = await self._check(state.spec)
             changed = self._registry.probed(state.name, error, self._clock())
+            if changed and error is None:
+                self._came_up(state.name)
             if changed:
                 models_at = -MODELS_EVERY
                 log.info("backend %s is %s%s", state.name, state.state, f": {error}" if error else "")
             if state.health.up and self._clock() - models_at >= MODELS_EVERY:
                 models_at = self._clock()
                 await self._read_models(state)
-            await self._pause(state)
-
-    async def _pause(self, state: BackendState) -> None:
-        """Sleep until the next check is due or asked for. A nudged check still keeps a tenth of the interval's distance."""
-        nudge = self._nudges[state.name]
-        interval = self._times.interval if state.health.settled else self._times.unsettled_interval
-        await asyncio.sleep(interval / 10)
-        try:
-            async with asyncio.timeout(interval * 0.9):
-                await nudge.wait()
-        except TimeoutError:
-            pass
-        nudge.clear()
+            settled = state.health.settled
+            await self._paces[state.name].pause(self._times.interval if settled else self._times.unsettled_interval)
 
     async def _check(self, spec: BackendSpec) -> str | None:
         """None if the backend is healthy, else why not."""

@@ -10,6 +10,7 @@ import httpx
 from ..core import vllm_metrics
 from ..core.exposition import Exposition, parse
 from ..core.rates import Hits
+from .pace import Pace
 from .prober import reason_of
 from .registry import BackendState, CacheCounters, Registry, Scrape
 
@@ -49,6 +50,11 @@ class Scraper:
         self._times = times
         self._clock = clock
         self._keep = keep
+        self._paces = {name: Pace() for name in registry.backends}
+
+    def nudge(self, name: str) -> None:
+        """Read this backend soon: it has just come up, and its engines should be known before its first sessions."""
+        self._paces[name].nudge()
 
     async def run(self) -> None:
         """Read for ever; ends by cancellation."""
@@ -60,7 +66,7 @@ class Scraper:
         while True:
             started = self._clock()
             await self._read(state)
-            await asyncio.sleep(max(0.0, started + self._times.interval - self._clock()))
+            await self._paces[state.name].pause(max(0.0, started + self._times.interval - self._clock()))
 
     async def _read(self, state: BackendState) -> None:
         error = None

@@ -32,7 +32,9 @@ class Client:
     def __enter__(self) -> None:
         self._connection.watch(self._left)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._on_gone = None
         self._connection.watch(None)
 

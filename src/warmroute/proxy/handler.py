@@ -74,9 +74,7 @@ class Handler:
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
 
-    async def handle(
-        self, route: Route, scope: Scope, client: Client, receive: Receive
-    ) -> None:
+    async def handle(self, route: Route, scope: Scope, client: Client, receive: Receive) -> None:
         """Answer one request of the model API."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         record = RequestRecord(
