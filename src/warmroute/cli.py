@@ -13,6 +13,8 @@ import uvloop
 from . import __version__, check, control
 from .app import StartError, serve
 from .config import Config, ConfigError, load
+from .sim import backend as sim_backend
+from .sim import demo
 
 RUNTIME_ERROR, USAGE_ERROR = 1, 2
 
@@ -182,3 +184,39 @@ def undrain_command(name: str, admin: str, as_json: bool) -> None:
 
 def _drained(answer: dict[str, Any]) -> str:
     return f"{answer['backend']} is {answer['state']}, with {answer['sessions']} sessions"
+
+
+@main.command("sim-backend")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on.")
+@click.option("--model", default="sim", show_default=True, help="Name under which the model is offered.")
+@click.option("--block-size", default=16, show_default=True, help="Tokens in a block of the prefix cache.")
+@click.option("--num-blocks", default=2000, show_default=True, help="Blocks of each engine's cache.")
+@click.option(
+    "--host-blocks", default=0, show_default=True, help="Blocks that each engine has in host memory behind it."
+)
+@click.option("--data-parallel-size", default=1, show_default=True, help="Engines, each with a cache of its own.")
+@click.option("--prefill-tokens-per-s", default=8000.0, show_default=True, help="Speed of computing a prompt.")
+@click.option("--tokens-per-s", default=40.0, show_default=True, help="Speed of each answer.")
+@click.option("--max-model-len", type=int, help="Longest prompt and answer.  [default: 8192, or what the cache holds]")
+def sim_backend_command(host: str, port: int, **options: Any) -> None:
+    """Run one simulated vLLM server: a real prefix cache with eviction, vLLM's API and metrics, made-up answers."""
+    try:
+        chosen = sim_backend.SimOptions(**options)
+    except ValueError as error:
+        _fail(str(error), USAGE_ERROR)
+    try:
+        _run(sim_backend.run(chosen, host, port))
+    except OSError as error:
+        _fail(f"cannot listen on {host}:{port}: {error.strerror}", RUNTIME_ERROR)
+
+
+@main.command("demo")
+@click.option(
+    "--duration", type=click.FloatRange(min=1), help="Seconds until it ends by itself.  [default: until Ctrl-C]"
+)
+@click.option("--users", default=24, show_default=True, type=click.IntRange(1, 1000), help="People chatting at once.")
+@click.option("--backends", default=3, show_default=True, type=click.IntRange(1, 32), help="Simulated vLLM servers.")
+def demo_command(duration: float | None, users: int, backends: int) -> None:
+    """Three simulated vLLM servers, the router and a lively chat, with the dashboard to watch; no GPU, nothing to set up."""
+    sys.exit(_run(demo.run(duration, users=users, backends=backends)))

@@ -1,6 +1,7 @@
 """One backend's answer on its way to the client: held back until it says something, then passed on unchanged."""
 
 from collections import deque
+from collections.abc import Callable
 from enum import StrEnum
 
 from .headers import Headers, header_value
@@ -50,6 +51,11 @@ class Relay:
         self.state = RelayState.STREAMING
         self._last.append(data)
         return data
+
+    @property
+    def note(self) -> Callable[[bytes], None]:
+        """Once an answer is streaming its bytes pass unchanged: this only remembers the last ones."""
+        return self._last.append
 
     def finish(self) -> bytes:
         """The backend ended its answer; return what was still held."""

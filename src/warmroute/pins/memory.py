@@ -94,6 +94,7 @@ class PinTable:
         pin.confirmed, pin.before = True, None
         pin.turns += 1
         pin.used = self._clock()
+        self._pins.move_to_end(session.key)
         return moved
 
     def withdraw(self, session: Session, decision: Decision) -> None:

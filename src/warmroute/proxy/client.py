@@ -1,6 +1,6 @@
 """The client's side of one request: sends the answer, and knows when nobody waits for it any more."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
 from types import TracebackType
 from typing import Any
 
@@ -8,8 +8,8 @@ from ..core.headers import Headers
 from .server import EXTENSION, DataProtocol
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Coroutine[Any, Any, MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Coroutine[Any, Any, None]]
 
 
 class Client:
@@ -56,3 +56,20 @@ class Client:
         self.bytes_out += len(data)
         self.finished = not more
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def push(self, data: bytes) -> bool:
+        """Send a part of the body at once; returns False when the client reads too slowly and `drained` should be awaited.
+
+        ASGI's send waits only for a slow reader. Where there is none it ends without a pause and can be run to its end
+        here, with no task to wake; where there is one its coroutine would wait, so nothing is pushed before `drained`.
+        """
+        self.bytes_out += len(data)
+        try:
+            self._send({"type": "http.response.body", "body": data, "more_body": True}).send(None)
+        except StopIteration:
+            return not self._connection.flow.write_paused
+        raise RuntimeError("pushed to a client that reads too slowly")
+
+    async def drained(self) -> None:
+        """Wait until the client has read most of what was sent to it, or has gone."""
+        await self._connection.flow.drain()

@@ -182,18 +182,26 @@ class Handler:
 
     async def _relay(self, x: _Exchange, decision: Decision, connection: Connection, relay: Relay) -> None:
         """Pass the answer on as it comes; the first content settles where the session lives."""
-        while True:
+        client = x.client
+        out, ended = b"", False
+        while not out and not ended:
             data = await connection.read()
             ended = connection.finished
             out = relay.feed(data) if data else b""
-            if ended:
-                out += relay.finish()
-            if out or ended:
-                if not x.client.started:
-                    await self._begin(x, decision, connection)
-                await x.client.body(out, more=not ended)
-            if ended:
-                return
+        if ended:
+            out += relay.finish()
+        await self._begin(x, decision, connection)
+        await client.body(out, more=not ended)
+        if not ended:
+            note, push = relay.note, client.push
+
+            def sink(data: bytes) -> bool:
+                note(data)
+                return push(data)
+
+            await client.drained()
+            await connection.pour(sink, client.drained)
+            await client.body(relay.finish(), more=False)
 
     async def _begin(self, x: _Exchange, decision: Decision, connection: Connection) -> None:
         record = x.record

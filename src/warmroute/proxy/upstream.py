@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
@@ -13,6 +13,10 @@ from ..core.model import BackendSpec, Failure, Phase
 
 HIGH_WATER = 64 * 1024
 """Bytes of an answer that may wait for a slow client before reading from the backend pauses."""
+
+
+Sink = Callable[[bytes], bool]
+"""Takes a piece of a body; returns False if its reader is too slow for more now."""
 
 
 class UpstreamError(Exception):
@@ -54,8 +58,9 @@ class Connection(asyncio.Protocol):
         self._keep_alive = False
         self._until_close = False
         self._chunks: list[bytes] = []
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
         self._paused = False
+        self._sink: Sink | None = None
         self._error: BaseException | None = None
 
     # What the owner of the exchange calls
@@ -84,14 +89,49 @@ class Connection(asyncio.Protocol):
                 return b""
             self._raise(Phase.HEAD)
             await self._wait()
+        return self._take()
+
+    async def pour(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> None:
+        """Give every piece of the body to `sink` in the moment it arrives, until the body ends.
+
+        No task wakes up for a piece, which is a third of what relaying a token costs. When `sink` returns False its reader
+        is slow: reading pauses until `drained` returns. Raises UpstreamError or ClientGone.
+        """
+        while True:
+            if self._paused:
+                await drained()
+                self._resume()
+            if self._chunks:
+                if not sink(self._take()):
+                    self._pause()
+            elif self.complete:
+                return
+            else:
+                self._raise(Phase.STREAM)
+                self._sink = sink
+                try:
+                    await self._wait()
+                finally:
+                    self._sink = None
+
+    def _take(self) -> bytes:
         chunks = self._chunks
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
+        self._resume()
+        return data
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
         if self._paused and self._transport is not None:
             self._paused = False
-            self._transport.resume_reading()
-        return data
+            if not self.closed:
+                self._transport.resume_reading()
 
     def abandon(self) -> None:
         """The client has gone: close at once, so that the backend stops generating, and wake the reader."""
@@ -149,9 +189,8 @@ class Connection(asyncio.Protocol):
             self._garbled("it switched protocols unasked")
         except httptools.HttpParserError as error:
             self._garbled(str(error))
-        if self._waiting_bytes > HIGH_WATER and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
+        if self.waiting_bytes > HIGH_WATER:
+            self._pause()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -192,11 +231,15 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def on_body(self, data: bytes) -> None:
-        if self.complete:
-            return
-        self._chunks.append(data)
-        self._waiting_bytes += len(data)
-        self._wake()
+        if self._sink is not None:
+            if not self._sink(data):
+                self._sink = None
+                self._pause()
+                self._wake()
+        elif not self.complete:
+            self._chunks.append(data)
+            self.waiting_bytes += len(data)
+            self._wake()
 
     def on_message_complete(self) -> None:
         if not self.head_seen:  # an interim answer (1xx): the real one follows
@@ -251,6 +294,11 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<Pool {self.spec.name} {len(self._open)} open, {len(self._idle)} idle>"
+
+    @property
+    def connections(self) -> frozenset[Connection]:
+        """Every open connection, idle or busy."""
+        return frozenset(self._open)
 
     def idle(self) -> Connection | None:
         """A kept-alive connection, the one used last; None if there is none."""
