@@ -45,6 +45,14 @@ SOURCES: Mapping[str, KeySource] = {
 """Every key source by its name, in the order in which they are asked."""
 
 
+def digest(key: bytes, secret: bytes) -> str:
+    """A session's key as people may see it, in logs and on the dashboard: 12 hex digits of a keyed BLAKE2b.
+
+    The secret has 16 to 64 bytes; with another secret nothing of it can be recognised.
+    """
+    return blake2b(key, digest_size=6, key=secret).hexdigest()
+
+
 def identify(view: RequestView, model: str | None, sources: Iterable[str] = tuple(SOURCES)) -> Session | None:
     """The session of a request, or None.
 

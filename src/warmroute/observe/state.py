@@ -1,12 +1,12 @@
 """The state of the router as JSON: what the dashboard, `warmroute status` and `warmroute sessions` show."""
 
-import hmac
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 from .. import __version__
+from ..core.identity import digest
 from ..core.rates import Hits
 from ..fleet.registry import BackendState, EngineState, Registry
 from ..fleet.scraper import is_stale
@@ -66,7 +66,7 @@ class StateView:
         now = self.clock()
         rows = [
             {
-                "session": hmac.digest(self.secret, key, "sha256")[:6].hex(),
+                "session": digest(key, self.secret),
                 "source": pin.source,
                 "backend": pin.backend,
                 "engine": pin.engine,

@@ -48,7 +48,9 @@ class Client:
             self._on_gone()
 
     async def start(self, status: int, headers: Headers) -> None:
+        """Send the head; it travels with the first part of the body, which must follow at once."""
         self.started = True
+        self._connection.corked.cork()
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def body(self, data: bytes, *, more: bool) -> None:
@@ -56,6 +58,7 @@ class Client:
         self.bytes_out += len(data)
         self.finished = not more
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._connection.corked.uncork()
 
     def push(self, data: bytes) -> bool:
         """Send a part of the body at once; returns False when the client reads too slowly and `drained` should be awaited.

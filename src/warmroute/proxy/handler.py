@@ -1,6 +1,5 @@
 """One request through its hops: identify, place, open, relay, settle. Sequence only; every rule lives in `core`."""
 
-import hmac
 import itertools
 import logging
 import secrets
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from ..core.headers import request_head, request_id, response_headers
-from ..core.identity import identify
+from ..core.identity import digest, identify
 from ..core.model import Decision, Failure, Phase, Reason, Session
 from ..core.relay import Relay, RelayState
 from ..core.retry import Verdict, verdict
@@ -107,7 +106,7 @@ class Handler:
         x.session = identify(x.request, x.model, self._key_sources)
         if x.session is not None:
             x.record.key_source = x.session.source
-            x.record.session = hmac.digest(self._secret, x.session.key, "sha256")[:6].hex()
+            x.record.session = digest(x.session.key, self._secret)
         request_key = x.record.id.encode()
         while True:
             placed = self._placement.place(x.session, x.model, request_key, x.exclude)

@@ -39,6 +39,7 @@ class Connection(asyncio.Protocol):
         self._loop = pool.loop
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self.idle_since = 0.0
         self.reused = False
         self.closed = False
@@ -48,7 +49,6 @@ class Connection(asyncio.Protocol):
         return f"<Connection to {self._pool.spec.name} {'closed' if self.closed else 'complete' if self.complete else 'busy'}>"
 
     def _begin(self, head_only: bool) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._head_only = head_only
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
