@@ -4,7 +4,7 @@ A map of the package, in the order in which a request meets it:
 
     cli, config, app    flags and one YAML file -> a validated Config -> a running Router (app is where all is constructed)
     proxy/              the data path. data: which paths exist; handler: one request, hop by hop; request and client: its two
-                        ends; placement: decide, reserve, lease; upstream: connections to backends; errors: our own answers
+                        ends; placement: decide, reserve, lease; connection, pool: the backends' side; errors: our own answers
     core/               every decision, without I/O: identity (whose turn is it), ring and policy (who serves it), relay and
                         sse (when has an answer begun), retry (may it be tried again), health, rates (hit ratios)
     fleet/              the backends now: registry owns their state; prober and scraper watch them

@@ -33,8 +33,8 @@ from .pins.memory import PinTable
 from .proxy.data import DataApp
 from .proxy.handler import Handler
 from .proxy.placement import Placement
+from .proxy.pool import Pool
 from .proxy.server import DataProtocol
-from .proxy.upstream import Pool
 from .web import admin
 
 log = logging.getLogger("warmroute")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 Headers = Sequence[tuple[bytes, bytes]]
-"""Name and value pairs in the order they came; request names are lower case."""
+"""Name and value pairs in the order they came; names are lower case."""
 
 _HOP_BY_HOP = frozenset(
     {
@@ -26,20 +26,31 @@ _NOT_SENT_ON = _HOP_BY_HOP | _SET_BY_US
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
-def request_id(headers: Headers, fresh: str) -> str:
+def request_id(given: bytes | None, fresh: str) -> str:
     """The client's x-request-id if it is safe in logs and as vLLM's own request id, else the fresh one."""
-    for name, value in headers:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            return value.decode()
-    return fresh
+    return given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else fresh
 
 
-def _named_in_connection(headers: Headers) -> set[bytes]:
+def first_values(headers: Headers) -> dict[bytes, bytes]:
+    """Name -> value; of a header that is repeated the first one."""
+    return dict(reversed(headers))
+
+
+def _named(connection: bytes) -> set[bytes]:
+    """The headers that a Connection header names as belonging to this hop."""
+    return {token.strip().lower() for token in connection.split(b",")} - {b"close", b"keep-alive", b""}
+
+
+def _passing(headers: Headers, drop: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers but those to drop and those that a Connection header names; names are lower case."""
+    passing = []
     named: set[bytes] = set()
-    for name, value in headers:
-        if name.lower() == b"connection":
-            named.update(token.strip().lower() for token in value.split(b","))
-    return named
+    for pair in headers:
+        if pair[0] not in drop:
+            passing.append(pair)
+        elif pair[0] == b"connection":
+            named |= _named(pair[1])
+    return [pair for pair in passing if pair[0] not in named] if named else passing
 
 
 def request_head(
@@ -55,13 +66,9 @@ def request_head(
 
     The target is sent as it came, percent-encoding and all. `body_length` is None for a request without a body.
     """
-    drop = _NOT_SENT_ON
-    if named := _named_in_connection(headers) - {b"close", b"keep-alive"}:
-        drop = drop | named
     parts = [method.encode(), b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n"]
-    for name, value in headers:
-        if name not in drop:
-            parts += (name, b": ", value, b"\r\n")
+    for name, value in _passing(headers, _NOT_SENT_ON):
+        parts += (name, b": ", value, b"\r\n")
     for name, value in extra:
         parts += (name, b": ", value, b"\r\n")
     if body_length is not None:
@@ -72,15 +79,4 @@ def request_head(
 
 def response_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
     """The headers of a backend's answer that go to the client; repeated ones stay repeated."""
-    drop: frozenset[bytes] | set[bytes] = _HOP_BY_HOP
-    if named := _named_in_connection(headers) - {b"close", b"keep-alive"}:
-        drop = drop | named
-    return [(name, value) for name, value in headers if name.lower() not in drop]
-
-
-def header_value(headers: Headers, wanted: bytes) -> bytes | None:
-    """The first value of a header, or None; `wanted` is lower case."""
-    for name, value in headers:
-        if name.lower() == wanted:
-            return value
-    return None
+    return _passing(headers, _HOP_BY_HOP)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 
@@ -35,8 +35,7 @@ class BackendSpec:
         return urlsplit(self.url).path.rstrip("/")
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """A conversation as the router knows it: a 16-byte digest, and the source its identity came from."""
 
     key: bytes
@@ -64,8 +63,7 @@ class PinChange(StrEnum):
     MOVE = "move"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Whom to ask and why. `backend` is None exactly when the reason is NONE_AVAILABLE or UNKNOWN_MODEL."""
 
     reason: Reason

@@ -1,10 +1,9 @@
 """One backend's answer on its way to the client: held back until it says something, then passed on unchanged."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-from .headers import Headers, header_value
 from .sse import ContentGate
 from .usage import Usage, usage_from
 
@@ -30,11 +29,10 @@ class Relay:
 
     __slots__ = ("_gate", "_last", "event_stream", "state")
 
-    def __init__(self, status: int, headers: Headers) -> None:
-        kind = header_value(headers, b"content-type") or b""
-        encoded = header_value(headers, b"content-encoding") is not None
-        self.event_stream = kind.lower().startswith(b"text/event-stream")
-        self._gate = ContentGate() if self.event_stream and status == 200 and not encoded else None
+    def __init__(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        self.event_stream = headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+        readable = self.event_stream and status == 200 and b"content-encoding" not in headers
+        self._gate = ContentGate() if readable else None
         self._last: deque[bytes] = deque(maxlen=_TAIL_CHUNKS)
         self.state = RelayState.HELD
 

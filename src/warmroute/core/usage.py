@@ -1,15 +1,13 @@
 """What an answer says of its own tokens, read from its last bytes in the shapes of all protocols."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _MARK = b'"usage":'
 _DECODER = json.JSONDecoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of one exchange; None where the backend did not say. Cached tokens are part of the prompt's."""
 
     prompt: int | None = None

@@ -140,8 +140,9 @@ class Registry:
     def lease(self, decision: Decision) -> Lease:
         """Take a place at the decision's backend, for a `with` block that begins before the next await."""
         state = self.backends[decision.backend or ""]
-        engine = next((e for e in state.engines if e.engine == decision.engine), None)
-        return Lease(state, engine)
+        if decision.engine is None:
+            return Lease(state, None)
+        return Lease(state, next((e for e in state.engines if e.engine == decision.engine), None))
 
     def probed(self, name: str, error: str | None, now: float) -> bool:
         """Take an active check's result; returns True if the backend's state changed."""

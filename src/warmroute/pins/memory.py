@@ -47,8 +47,11 @@ class PinTable:
 
     def get(self, key: bytes) -> Pin | None:
         """The pin of a session, or None if it has none or was idle for too long."""
-        self.expire()
-        return self._pins.get(key)
+        pin = self._pins.get(key)
+        if pin is not None and pin.used <= self._clock() - self._idle_expiry:
+            self.expire()
+            return None
+        return pin
 
     def sessions(self, backend: str) -> int:
         """Live sessions of a backend."""

@@ -18,11 +18,11 @@ class Client:
     `finished` is True once the last byte of an answer was handed over; `bytes_out` counts its body.
     """
 
-    __slots__ = ("_connection", "_on_gone", "_send", "bytes_out", "finished", "gone", "started")
+    __slots__ = ("_on_gone", "bytes_out", "connection", "finished", "gone", "send", "started")
 
     def __init__(self, scope: Scope, send: Send) -> None:
-        self._connection: DataProtocol = scope["extensions"][EXTENSION]
-        self._send = send
+        self.connection: DataProtocol = scope["extensions"][EXTENSION]
+        self.send = send
         self._on_gone: Callable[[], None] | None = None
         self.gone = False
         self.started = False
@@ -30,13 +30,13 @@ class Client:
         self.bytes_out = 0
 
     def __enter__(self) -> None:
-        self._connection.watch(self._left)
+        self.connection.watch(self._left)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._on_gone = None
-        self._connection.watch(None)
+        self.connection.watch(None)
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Call this when the client leaves; the last one given counts."""
@@ -50,29 +50,52 @@ class Client:
     async def start(self, status: int, headers: Headers) -> None:
         """Send the head; it travels with the first part of the body, which must follow at once."""
         self.started = True
-        self._connection.corked.cork()
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self.connection.corked.cork()
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def body(self, data: bytes, *, more: bool) -> None:
         """Send a part of the body; waits while the client reads too slowly."""
         self.bytes_out += len(data)
         self.finished = not more
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self._connection.corked.uncork()
-
-    def push(self, data: bytes) -> bool:
-        """Send a part of the body at once; returns False when the client reads too slowly and `drained` should be awaited.
-
-        ASGI's send waits only for a slow reader. Where there is none it ends without a pause and can be run to its end
-        here, with no task to wake; where there is one its coroutine would wait, so nothing is pushed before `drained`.
-        """
-        self.bytes_out += len(data)
-        try:
-            self._send({"type": "http.response.body", "body": data, "more_body": True}).send(None)
-        except StopIteration:
-            return not self._connection.flow.write_paused
-        raise RuntimeError("pushed to a client that reads too slowly")
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+        self.connection.corked.uncork()
 
     async def drained(self) -> None:
         """Wait until the client has read most of what was sent to it, or has gone."""
-        await self._connection.flow.drain()
+        await self.connection.flow.drain()
+
+
+class Outflow:
+    """An answer that streams: every piece goes to the client's connection in the moment it comes.
+
+    ASGI's send waits only for a slow reader. Where there is none it ends without a pause, so it can be run to its end here
+    with no task to wake. A whole chunk is written as it is, past ASGI: head and framing are uvicorn's own already.
+    """
+
+    __slots__ = ("_client", "_flow", "_note", "_send", "_write")
+
+    def __init__(self, client: Client, note: Callable[[bytes], None]) -> None:
+        connection = client.connection
+        self._client = client
+        self._note = note
+        self._send = client.send
+        self._flow = connection.flow
+        self._write = connection.corked.uncorked_write
+
+    def piece(self, data: bytes) -> bool:
+        """Send some bytes of the body; False if the client reads too slowly and `drained` should be awaited."""
+        self._note(data)
+        self._client.bytes_out += len(data)
+        try:
+            self._send({"type": "http.response.body", "body": data, "more_body": True}).send(None)
+        except StopIteration:
+            return not self._flow.write_paused
+        raise RuntimeError("a piece was sent to a client that reads too slowly")
+
+    def chunk(self, framed: bytes, start: int) -> bool:
+        """Send one whole chunk in its framing; the same return value."""
+        data = framed[start:-2]
+        self._note(data)
+        self._client.bytes_out += len(data)
+        self._write(framed)
+        return not self._flow.write_paused

@@ -6,9 +6,8 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import quote
 
-from ..core.headers import request_head, request_id, response_headers
+from ..core.headers import first_values, request_head, request_id, response_headers
 from ..core.identity import digest, identify
 from ..core.model import Decision, Failure, Phase, Reason, Session
 from ..core.relay import Relay, RelayState
@@ -17,11 +16,12 @@ from ..core.routes import Protocol, Route
 from ..fleet.registry import Registry
 from ..observe.record import RequestRecord
 from . import errors
-from .client import Client, Receive, Scope
+from .client import Client, Outflow, Receive, Scope
+from .connection import ClientGone, Connection, UpstreamError
 from .errors import RouterError
 from .placement import Placed, Placement
+from .pool import Exchange, Pool
 from .request import BodyTooLarge, ClientLeft, Request, read_body
-from .upstream import ClientGone, Connection, Exchange, Pool, UpstreamError
 
 log = logging.getLogger("warmroute.proxy")
 
@@ -76,17 +76,18 @@ class Handler:
     async def handle(self, route: Route, scope: Scope, client: Client, receive: Receive) -> None:
         """Answer one request of the model API."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
+        named = first_values(headers)
         record = RequestRecord(
-            id=request_id(headers, f"{self._id_prefix}{next(self._ids):08x}"),
+            id=request_id(named.get(b"x-request-id"), f"{self._id_prefix}{next(self._ids):08x}"),
             method=str(scope["method"]),
             path=route.label,
             started=self._clock(),
             time=time.time(),
         )
         try:
-            body = await read_body(receive, headers, self._body_limit)
+            body = await read_body(receive, named, self._body_limit)
             record.bytes_in = len(body)
-            request = Request(record.method, _target(scope), route.label, headers, body)
+            request = Request(record.method, _target(scope), route.label, headers, named, body)
             with client:
                 await self._serve(_Exchange(request, route.protocol, client, record))
         except (ClientLeft, ClientGone):
@@ -169,7 +170,7 @@ class Handler:
         connection.send(head, request.body, head_only=request.method == "HEAD")
         x.client.on_gone(connection.abandon)
         await connection.read_head()
-        relay = Relay(connection.status, connection.headers)
+        relay = Relay(connection.status, connection.named)
         try:
             await self._relay(x, decision, connection, relay)
         except UpstreamError as error:
@@ -192,14 +193,8 @@ class Handler:
         await self._begin(x, decision, connection)
         await client.body(out, more=not ended)
         if not ended:
-            note, push = relay.note, client.push
-
-            def sink(data: bytes) -> bool:
-                note(data)
-                return push(data)
-
             await client.drained()
-            await connection.pour(sink, client.drained)
+            await connection.pour(Outflow(client, relay.note), client.drained)
             await client.body(relay.finish(), more=False)
 
     async def _begin(self, x: _Exchange, decision: Decision, connection: Connection) -> None:
@@ -243,7 +238,7 @@ class Handler:
         if self._tell:
             headers.append((b"x-warmroute-decision", record.decision.encode()))
             if record.backend is not None:
-                headers.append((b"x-warmroute-backend", quote(record.backend, safe=":/[]@").encode()))
+                headers.append((b"x-warmroute-backend", self._pools[record.backend].shown_name))
             if record.key_source is not None:
                 headers.append((b"x-warmroute-key", record.key_source.encode()))
         return headers

@@ -1,7 +1,7 @@
 """Decide, reserve and lease in one synchronous step, so that two requests never take the same last place."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..core.model import Decision, Session
 from ..core.policy import Bounds, decide
@@ -9,8 +9,7 @@ from ..fleet.registry import Lease, Registry
 from ..pins.memory import PinTable
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A decision that named a backend, with the place taken there for a `with` block."""
 
     decision: Decision

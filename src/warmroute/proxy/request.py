@@ -1,10 +1,11 @@
 """A request as it came: its bytes, and a lazy look into its JSON."""
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
-from ..core.headers import Headers, header_value
+from ..core.headers import Headers
 from .client import Receive
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -26,13 +27,16 @@ class Request:
     has no fields; it is sent on all the same, and the backend says what is wrong with it.
     """
 
-    __slots__ = ("_parsed", "body", "headers", "label", "method", "target")
+    __slots__ = ("_named", "_parsed", "body", "headers", "label", "method", "target")
 
-    def __init__(self, method: str, target: bytes, label: str, headers: Headers, body: bytes) -> None:
+    def __init__(
+        self, method: str, target: bytes, label: str, headers: Headers, named: Mapping[bytes, bytes], body: bytes
+    ) -> None:
         self.method = method
         self.target = target
         self.label = label
         self.headers = headers
+        self._named = named
         self.body = body
         self._parsed: dict[str, msgspec.Raw] | None = None
 
@@ -40,7 +44,7 @@ class Request:
         return f"<Request {self.method} {self.label} {len(self.body)} bytes>"
 
     def header(self, name: bytes) -> bytes | None:
-        return header_value(self.headers, name)
+        return self._named.get(name)
 
     def field(self, name: str) -> object:
         """A top-level value of the JSON body; None where there is none or it cannot be read."""
@@ -83,9 +87,9 @@ def _multipart_model(body: bytes) -> str | None:
     return match[1].decode("utf-8", "replace") if match else None
 
 
-async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
+async def read_body(receive: Receive, named: Mapping[bytes, bytes], limit: int) -> bytes:
     """The whole body. Raises BodyTooLarge (before reading, where the length is announced) or ClientLeft."""
-    announced = header_value(headers, b"content-length")
+    announced = named.get(b"content-length")
     if announced is not None and announced.isdigit() and int(announced) > limit:
         raise BodyTooLarge
     parts: list[bytes] = []

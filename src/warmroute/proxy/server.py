@@ -22,6 +22,7 @@ class CorkedTransport:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held: list[bytes] | None = None
+        self.uncorked_write = transport.write
         for name in ("is_closing", "pause_reading", "resume_reading", "get_extra_info"):
             setattr(self, name, getattr(transport, name))
 

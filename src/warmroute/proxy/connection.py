@@ -1,11 +1,8 @@
-"""Connections to backends: HTTP/1.1 on httptools, kept alive in a small pool, every exception mapped to a Failure once."""
+"""One HTTP/1.1 connection to a backend, on httptools; everything that goes wrong on it becomes a Failure here."""
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import cast
-from urllib.parse import urlsplit
+from typing import Protocol, cast
 
 import httptools
 
@@ -15,8 +12,27 @@ HIGH_WATER = 64 * 1024
 """Bytes of an answer that may wait for a slow client before reading from the backend pauses."""
 
 
-Sink = Callable[[bytes], bool]
-"""Takes a piece of a body; returns False if its reader is too slow for more now."""
+_LONGEST_CHUNK_HEAD = 8
+"""Hex digits of a chunk's size that are looked at; longer ones take the parser's way."""
+
+
+class Sink(Protocol):
+    """Where a body goes while it streams. Both return False if the reader is too slow for more now."""
+
+    def piece(self, data: bytes) -> bool:
+        """Take some bytes of the body."""
+
+    def chunk(self, framed: bytes, start: int) -> bool:
+        """Take one whole chunk in its framing: the body's bytes are `framed[start:-2]`."""
+
+
+class _Owner(Protocol):
+    """The pool, as a connection sees it."""
+
+    loop: asyncio.AbstractEventLoop
+    spec: BackendSpec
+
+    def lost(self, connection: "Connection") -> None: ...
 
 
 class UpstreamError(Exception):
@@ -34,7 +50,7 @@ class ClientGone(Exception):
 class Connection(asyncio.Protocol):
     """One connection and the exchange that runs on it: write the request, read head and body, one after another."""
 
-    def __init__(self, pool: "Pool") -> None:
+    def __init__(self, pool: _Owner) -> None:
         self._pool = pool
         self._loop = pool.loop
         self._transport: asyncio.Transport | None = None
@@ -52,6 +68,7 @@ class Connection(asyncio.Protocol):
         self._head_only = head_only
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
+        self.named: dict[bytes, bytes] = {}
         self.head_seen = False
         self.complete = False
         self.bytes_in = 0
@@ -61,6 +78,7 @@ class Connection(asyncio.Protocol):
         self.waiting_bytes = 0
         self._paused = False
         self._sink: Sink | None = None
+        self._between_chunks = False
         self._error: BaseException | None = None
 
     # What the owner of the exchange calls
@@ -102,7 +120,7 @@ class Connection(asyncio.Protocol):
                 await drained()
                 self._resume()
             if self._chunks:
-                if not sink(self._take()):
+                if not sink.piece(self._take()):
                     self._pause()
             elif self.complete:
                 return
@@ -180,6 +198,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.bytes_in += len(data)
+        if self._sink is not None and self._between_chunks and (start := _whole_chunk(data)):
+            self._flow(self._sink.chunk(data, start))
+            return
         if self.complete:  # bytes after the end of an answer belong to nobody
             self.close()
             return
@@ -189,8 +210,16 @@ class Connection(asyncio.Protocol):
             self._garbled("it switched protocols unasked")
         except httptools.HttpParserError as error:
             self._garbled(str(error))
+        # Not merely at the end of a chunk: the next one's size may have begun in the same bytes.
+        self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
         if self.waiting_bytes > HIGH_WATER:
             self._pause()
+
+    def _flow(self, on: bool) -> None:
+        if not on:
+            self._sink = None
+            self._pause()
+            self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -212,7 +241,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.head_seen:
-            self.headers.append((name, value))
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self.head_seen:  # a second answer in the same bytes: nobody asked for it
@@ -222,9 +251,9 @@ class Connection(asyncio.Protocol):
         if self.status < 200:
             return
         self._keep_alive = self._parser.should_keep_alive()
-        names = {name.lower() for name, _ in self.headers}
-        has_body = self.status not in (204, 304)
-        self._until_close = has_body and not names & {b"content-length", b"transfer-encoding"}
+        self.named = dict(self.headers)
+        framed = b"content-length" in self.named or b"transfer-encoding" in self.named
+        self._until_close = not framed and self.status not in (204, 304)
         self.head_seen = True
         if self._head_only:
             self.complete = True
@@ -232,14 +261,17 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         if self._sink is not None:
-            if not self._sink(data):
-                self._sink = None
-                self._pause()
-                self._wake()
+            self._flow(self._sink.piece(data))
         elif not self.complete:
             self._chunks.append(data)
             self.waiting_bytes += len(data)
             self._wake()
+
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
 
     def on_message_complete(self) -> None:
         if not self.head_seen:  # an interim answer (1xx): the real one follows
@@ -256,121 +288,16 @@ def _broken(error: BaseException, phase: Phase, spec: BackendSpec, stale: bool) 
     return Failure(phase, "reset", f"the connection to {spec.name} broke: {error}", stale)
 
 
-def _connect_failure(error: OSError | TimeoutError, spec: BackendSpec, timeout: float) -> Failure:
-    if isinstance(error, ConnectionRefusedError):
-        return Failure(Phase.CONNECT, "refused", f"connection refused by {spec.host}:{spec.port}")
-    if isinstance(error, TimeoutError):
-        return Failure(Phase.CONNECT, "timeout", f"no connection to {spec.host}:{spec.port} within {timeout:g} s")
-    if isinstance(error, ssl.SSLError):
-        return Failure(Phase.CONNECT, "tls", f"TLS with {spec.host}:{spec.port} failed: {error.reason or error}")
-    return Failure(
-        Phase.CONNECT, "unreachable", f"cannot connect to {spec.host}:{spec.port}: {error.strerror or error}"
-    )
+def _whole_chunk(data: bytes) -> int:
+    """Where the content begins if these bytes are exactly one chunk that is not the last, else 0.
 
-
-class Pool:
-    """The connections to one backend. Nothing waits here: a free one is reused, else a new one is opened."""
-
-    def __init__(
-        self,
-        spec: BackendSpec,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        connect_timeout: float,
-        keepalive_expiry: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self.spec = spec
-        self.loop = loop
-        self.host_header = urlsplit(spec.url).netloc.encode()
-        self.base_path = spec.base_path.encode()
-        self._connect_timeout = connect_timeout
-        self._expiry = keepalive_expiry
-        self._clock = clock
-        self._tls = ssl.create_default_context() if spec.tls else None
-        self._idle: list[Connection] = []
-        self._open: set[Connection] = set()
-        self._sweep: asyncio.TimerHandle | None = None
-
-    def __repr__(self) -> str:
-        return f"<Pool {self.spec.name} {len(self._open)} open, {len(self._idle)} idle>"
-
-    @property
-    def connections(self) -> frozenset[Connection]:
-        """Every open connection, idle or busy."""
-        return frozenset(self._open)
-
-    def idle(self) -> Connection | None:
-        """A kept-alive connection, the one used last; None if there is none."""
-        limit = self._clock() - self._expiry
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.closed and connection.idle_since > limit:
-                connection.reused = True
-                return connection
-            connection.close()
-        return None
-
-    async def connect(self) -> Connection:
-        """A new connection. Raises UpstreamError with phase CONNECT."""
-        spec = self.spec
-        try:
-            async with asyncio.timeout(self._connect_timeout):
-                _, connection = await self.loop.create_connection(
-                    lambda: Connection(self),
-                    spec.host,
-                    spec.port,
-                    ssl=self._tls,
-                    server_hostname=spec.host if self._tls else None,
-                )
-        except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors too
-            raise UpstreamError(_connect_failure(error, spec, self._connect_timeout)) from error
-        self._open.add(connection)
-        return connection
-
-    def release(self, connection: Connection) -> None:
-        """Take a connection back after an exchange; one that did not end cleanly is closed."""
-        if connection.reusable:
-            connection.idle_since = self._clock()
-            self._idle.append(connection)
-            if self._sweep is None:
-                self._sweep = self.loop.call_later(self._expiry, self._close_expired)
-        else:
-            connection.close()
-
-    def lost(self, connection: Connection) -> None:
-        self._open.discard(connection)
-
-    def close(self) -> None:
-        """Close everything, running exchanges too."""
-        if self._sweep is not None:
-            self._sweep.cancel()
-        for connection in list(self._open):
-            connection.close()
-        self._idle.clear()
-
-    def _close_expired(self) -> None:
-        limit = self._clock() - self._expiry
-        kept = [c for c in self._idle if not c.closed and c.idle_since > limit]
-        for connection in set(self._idle) - set(kept):
-            connection.close()
-        self._idle = kept
-        self._sweep = self.loop.call_later(self._expiry / 2, self._close_expired) if kept else None
-
-
-class Exchange:
-    """One request on one connection, which goes back to its pool on every way out of the `with` block."""
-
-    __slots__ = ("_pool", "connection")
-
-    def __init__(self, pool: Pool, connection: Connection) -> None:
-        self._pool = pool
-        self.connection = connection
-
-    def __enter__(self) -> Connection:
-        return self.connection
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.release(self.connection)
+    Streams of tokens come as one chunk a token, and go out as one chunk a token: such bytes can be passed on as they are.
+    """
+    size_ends = data.find(b"\r\n", 1, _LONGEST_CHUNK_HEAD)
+    if size_ends < 0 or not data.endswith(b"\r\n") or not data[:size_ends].isalnum():
+        return 0
+    try:
+        size = int(data[:size_ends], 16)
+    except ValueError:
+        return 0
+    return size_ends + 2 if size and size + size_ends + 4 == len(data) else 0

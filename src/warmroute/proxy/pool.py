@@ -1,0 +1,131 @@
+"""The connections to one backend: kept alive, reused or newly opened, closed before vLLM closes them."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from types import TracebackType
+from urllib.parse import quote, urlsplit
+
+from ..core.model import BackendSpec, Failure, Phase
+from .connection import Connection, UpstreamError
+
+
+def _connect_failure(error: OSError | TimeoutError, spec: BackendSpec, timeout: float) -> Failure:
+    if isinstance(error, ConnectionRefusedError):
+        return Failure(Phase.CONNECT, "refused", f"connection refused by {spec.host}:{spec.port}")
+    if isinstance(error, TimeoutError):
+        return Failure(Phase.CONNECT, "timeout", f"no connection to {spec.host}:{spec.port} within {timeout:g} s")
+    if isinstance(error, ssl.SSLError):
+        return Failure(Phase.CONNECT, "tls", f"TLS with {spec.host}:{spec.port} failed: {error.reason or error}")
+    return Failure(
+        Phase.CONNECT, "unreachable", f"cannot connect to {spec.host}:{spec.port}: {error.strerror or error}"
+    )
+
+
+class Pool:
+    """The connections to one backend. Nothing waits here: a free one is reused, else a new one is opened."""
+
+    def __init__(
+        self,
+        spec: BackendSpec,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        connect_timeout: float,
+        keepalive_expiry: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.spec = spec
+        self.loop = loop
+        self.host_header = urlsplit(spec.url).netloc.encode()
+        self.shown_name = quote(spec.name, safe=":/[]@").encode()
+        self.base_path = spec.base_path.encode()
+        self._connect_timeout = connect_timeout
+        self._expiry = keepalive_expiry
+        self._clock = clock
+        self._tls = ssl.create_default_context() if spec.tls else None
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.spec.name} {len(self._open)} open, {len(self._idle)} idle>"
+
+    @property
+    def connections(self) -> frozenset[Connection]:
+        """Every open connection, idle or busy."""
+        return frozenset(self._open)
+
+    def idle(self) -> Connection | None:
+        """A kept-alive connection, the one used last; None if there is none."""
+        limit = self._clock() - self._expiry
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed and connection.idle_since > limit:
+                connection.reused = True
+                return connection
+            connection.close()
+        return None
+
+    async def connect(self) -> Connection:
+        """A new connection. Raises UpstreamError with phase CONNECT."""
+        spec = self.spec
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await self.loop.create_connection(
+                    lambda: Connection(self),
+                    spec.host,
+                    spec.port,
+                    ssl=self._tls,
+                    server_hostname=spec.host if self._tls else None,
+                )
+        except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors too
+            raise UpstreamError(_connect_failure(error, spec, self._connect_timeout)) from error
+        self._open.add(connection)
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Take a connection back after an exchange; one that did not end cleanly is closed."""
+        if connection.reusable:
+            connection.idle_since = self._clock()
+            self._idle.append(connection)
+            if self._sweep is None:
+                self._sweep = self.loop.call_later(self._expiry, self._close_expired)
+        else:
+            connection.close()
+
+    def lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+
+    def close(self) -> None:
+        """Close everything, running exchanges too."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in list(self._open):
+            connection.close()
+        self._idle.clear()
+
+    def _close_expired(self) -> None:
+        limit = self._clock() - self._expiry
+        kept = [c for c in self._idle if not c.closed and c.idle_since > limit]
+        for connection in set(self._idle) - set(kept):
+            connection.close()
+        self._idle = kept
+        self._sweep = self.loop.call_later(self._expiry / 2, self._close_expired) if kept else None
+
+
+class Exchange:
+    """One request on one connection, which goes back to its pool on every way out of the `with` block."""
+
+    __slots__ = ("_pool", "connection")
+
+    def __init__(self, pool: Pool, connection: Connection) -> None:
+        self._pool = pool
+        self.connection = connection
+
+    def __enter__(self) -> Connection:
+        return self.connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.release(self.connection)
