@@ -212,7 +212,7 @@ async def run(url: str, *, admin: str | None, model: str | None, say: Callable[[
         messages = [{"role": "user", "content": await _opening(target, name)}]
         session = f"check-{uuid.uuid4()}"
         turns: list[Turn] = []
-        values = await target.values()
+        values = await target.values(time.monotonic())
         for question in (None, "And what follows from that?"):
             if question is not None:
                 messages.append({"role": "user", "content": question})

@@ -257,8 +257,8 @@ class RawClient:
     def post(self, body: object, headers: dict[str, str] | None = None, path: str = CHAT_PATH) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{lines}content-length: {len(data)}\r\n\r\n"
-        self.send(head.encode() + data)
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{lines}"
+        self.send(head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data)
 
     async def head(self) -> tuple[int, list[tuple[str, str]]]:
         raw = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

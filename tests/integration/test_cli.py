@@ -6,18 +6,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
+from ..serving import COMMAND, serving, until_ready
 from .scripted import RawClient, Scripted, Talk, free_port, role, token
-
-COMMAND = [sys.executable, "-m", "warmroute"]
 
 
 async def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -29,34 +24,6 @@ async def run(*words: str, env: dict[str, str] | None = None) -> subprocess.Comp
         timeout=60,
         env={**os.environ, **(env or {})},
     )
-
-
-@contextmanager
-def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """A router process; yields it with its data and admin addresses."""
-    port, admin = free_port(), free_port()
-    process = subprocess.Popen(
-        [*COMMAND, "serve", *words, "--port", str(port), "--admin-port", str(admin)], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        yield process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin}"
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        if process.stderr:
-            process.stderr.close()
-
-
-async def until_ready(url: str, within: float = 30.0) -> None:
-    async with asyncio.timeout(within), httpx.AsyncClient() as http:
-        while True:
-            try:
-                if (await http.get(f"{url}/readyz")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.05)
 
 
 async def test_sigterm_lets_streams_end_and_tells_readiness() -> None:
@@ -71,39 +38,39 @@ async def test_sigterm_lets_streams_end_and_tells_readiness() -> None:
         talk.end()
 
     async with Scripted(script=long) as backend:
-        with serving(backend.url) as (process, data, _):
-            await until_ready(data)
-            async with await RawClient.connect(data) as client:
+        with serving(backend.url) as router:
+            await until_ready(router.admin)
+            async with await RawClient.connect(router.data) as client:
                 client.post({"model": "m", "stream": True})
                 await client.head()
-                process.send_signal(signal.SIGTERM)
+                router.process.send_signal(signal.SIGTERM)
                 await asyncio.sleep(0.5)
-                assert process.poll() is None
+                assert router.process.poll() is None
                 go_on.set()
                 body = b""
                 while part := await client.chunk():
                     body += part
                 assert body.endswith(b"[DONE]\n\n")
-            assert await asyncio.to_thread(process.wait, 10) == 0
-            assert "Traceback" not in (process.stderr.read() if process.stderr else "")
+            assert await asyncio.to_thread(router.process.wait, 10) == 0
+            assert "Traceback" not in (router.process.stderr.read() if router.process.stderr else "")
 
 
 async def test_status_sessions_drain_and_their_errors() -> None:
     async with Scripted() as backend:
-        with serving(backend.url) as (_, data, admin):
-            await until_ready(data)
-            async with await RawClient.connect(data) as client:
+        with serving(backend.url) as router:
+            await until_ready(router.admin)
+            async with await RawClient.connect(router.data) as client:
                 await client.chat("secret-id")
-            status = await run("status", "--admin", admin)
+            status = await run("status", "--admin", router.admin)
             assert status.returncode == 0
             assert f"{backend.name}  up" in status.stdout
-            assert json.loads((await run("status", "--json", "--admin", admin)).stdout)["fleet"]["sessions"] == 1
-            sessions = await run("sessions", "--admin", admin)
+            assert json.loads((await run("status", "--json", "--admin", router.admin)).stdout)["fleet"]["sessions"] == 1
+            sessions = await run("sessions", "--admin", router.admin)
             assert backend.name in sessions.stdout
             assert "secret-id" not in sessions.stdout
-            assert "draining, with 1 sessions" in (await run("drain", backend.name, "--admin", admin)).stdout
-            assert f"{backend.name} is up" in (await run("undrain", backend.name, "--admin", admin)).stdout
-            unknown = await run("drain", "nobody", "--admin", admin)
+            assert "draining, with 1 sessions" in (await run("drain", backend.name, "--admin", router.admin)).stdout
+            assert f"{backend.name} is up" in (await run("undrain", backend.name, "--admin", router.admin)).stdout
+            unknown = await run("drain", "nobody", "--admin", router.admin)
             assert (unknown.returncode, unknown.stdout) == (1, "")
             assert backend.name in unknown.stderr
     nobody = await run("status", "--admin", f"http://127.0.0.1:{free_port()}")

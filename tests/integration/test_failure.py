@@ -73,7 +73,7 @@ async def test_a_backend_that_is_gone_is_marked_for_everybody_and_its_sessions_m
     dead = backends[0]
     await dead.stop()
     async with await RawClient.connect(router.data_url) as client:
-        after = {}
+        after: dict[str, set[str | None]] = {}
         for session in sessions * 3:
             reply = await client.chat(session)
             assert reply.status == 200

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import os
+from itertools import pairwise
 
 import pytest
 
@@ -83,8 +84,8 @@ async def test_a_body_over_the_limit_is_refused(
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"model":', b"", b'{"model":"\xff\xfe"}', b"\xef\xbb\xbf{}", b"[1,2]", b'"hi"', b"null", b"[" * 200_000, b'{"a":' + b"9" * 5000 + b"}",
-     b'{"model":NaN}', b'{"session_id":"\\ud800"}', b'{"model":{},"session_id":[]}'],
+    [b'{"model":', b"", b'{"model":"\xff\xfe"}', b"\xef\xbb\xbf{}", b"[1,2]", b'"hi"', b"null", b"[" * 200_000,
+     b'{"a":' + b"9" * 5000 + b"}", b'{"model":NaN}', b'{"session_id":"\\ud800"}', b'{"model":{},"session_id":[]}'],
     ids=["cut", "empty", "not utf-8", "bom", "array", "string", "null", "deep", "long number", "nan", "surrogate", "types"],
 )  # fmt: skip
 async def test_an_odd_body_is_sent_on_and_the_backend_answers(
@@ -151,7 +152,8 @@ async def test_compressed_answers_pass_as_they_are(router: Router, backends: lis
 
     async def zipped(talk: Talk) -> None:
         talk.send(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
         )
         for i in range(0, len(packed), 10):
             talk.chunk(packed[i : i + 10])
@@ -175,7 +177,7 @@ async def test_event_bytes_are_equal_and_prompt_whatever_their_cuts(router: Rout
         + b"\n\ndata: [DONE]\n\n"
     )
     cuts = [0, 3, 33, 34, 41, 49, 50, 51, 60, 90, 91, 200_000, len(text)]
-    pieces = [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(cuts)]
 
     async def cut(talk: Talk) -> None:
         talk.stream_head()
