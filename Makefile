@@ -29,8 +29,18 @@ test-vllm: $(STAMP) vllm
 vllm:
 	tests/vllm/install.sh $(VLLM_DIR)
 
-bench: $(STAMP)
-	$(BIN)/python tests/bench/overhead.py
+# The peer that warmroute is measured against, in a virtual environment of its own.
+BENCH_VENV  := .venv-bench
+BENCH_STAMP := $(BENCH_VENV)/.installed-0.1.17
+
+bench: $(STAMP) $(BENCH_STAMP)
+	$(BIN)/python -m tests.bench.overhead --page docs/benchmarks.md
+	$(BIN)/python -m tests.bench.micro --page docs/benchmarks.md
+
+$(BENCH_STAMP):
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17
+	touch $@
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,4 +48,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache

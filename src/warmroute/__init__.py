@@ -11,11 +11,12 @@ A map of the package, in the order in which a request meets it:
     pins/               session -> backend and engine
     observe/            one record a request -> counters, metrics, access log, state as JSON
     web/                the admin listener and the dashboard
-    sim/                a simulated vLLM with a real prefix cache, a chat workload, the demo
+    sim/                a simulated vLLM with a real prefix cache, and a chat workload
     check, control      `warmroute check URL`; the commands that talk to a running router
+    demo                simulated servers, router and chat in one process
 
-Arrows point one way: core <- pins <- fleet <- observe <- proxy <- web, sim <- app <- cli. core imports only itself and the
-pure standard library, which a test enforces. State changes are synchronous and whole; async code only moves bytes.
+Arrows point one way: core <- pins <- fleet <- observe <- proxy <- web, sim <- app <- demo <- cli. core imports only
+itself and the pure standard library. State changes are synchronous and whole; async code only moves bytes.
 """
 
 __version__ = "0.1.0"

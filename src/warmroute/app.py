@@ -17,8 +17,9 @@ import httpx
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .config import Config, ConfigError
+from .config import Config, ConfigError, read_secret
 from .core.health import Thresholds
+from .core.identity import ladder
 from .core.model import Failure, Phase
 from .core.policy import Bounds
 from .fleet.prober import Prober, ProbeTimes
@@ -29,7 +30,9 @@ from .observe.log import AccessLog, as_json, as_text
 from .observe.metrics import MetricsPage, RouterCollector
 from .observe.record import RequestRecord
 from .observe.state import StateView
+from .pins import codec
 from .pins.memory import PinTable
+from .pins.shared import SharedPins
 from .proxy.data import DataApp
 from .proxy.handler import Handler
 from .proxy.placement import Placement
@@ -38,6 +41,9 @@ from .proxy.server import DataProtocol
 from .web import admin
 
 log = logging.getLogger("warmroute")
+
+_STORE_AT_START = 1.0
+"""Seconds that a start waits for the shared store, so that sessions which live already are found from the first request."""
 
 _BACKLOG = 4096
 _CLIENT_KEEP_ALIVE = 75
@@ -112,19 +118,28 @@ class Router:
     async def __aenter__(self) -> Self:
         config = self.config
         listen = config.listen
+        try:
+            secret = read_secret(config.store)
+        except ConfigError as error:
+            raise StartError(str(error)) from None
         data_socket = _listen(listen.host, listen.port)
         try:
             admin_socket = _listen(listen.admin_host, listen.admin_port)
         except StartError:
             data_socket.close()
             raise
-        self._build()
+        self._build(secret)
         loops: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("health checks", self._prober.run),
             ("metrics reader", self._scraper.run),
             ("session expiry", self._expire),
         ]
+        shared = self.shared
+        if shared is not None:
+            loops.append(("shared store", lambda: shared.store.run(shared)))
         self._tasks = [asyncio.ensure_future(self._keep(name, run)) for name, run in loops]
+        if shared is not None:
+            await shared.store.tried(_STORE_AT_START)
         self._servers = (
             _uvicorn(self._data_app, DataProtocol, config.limits.shutdown),
             _uvicorn(self._admin_app, HttpToolsProtocol, 1.0),
@@ -138,11 +153,12 @@ class Router:
         await asyncio.gather(*(server.ready.wait() for server in self._servers))
         return self
 
-    def _build(self) -> None:
+    def _build(self, secret: bytes | None) -> None:
         config, clock = self.config, self._clock
         affinity, health, metrics = config.affinity, config.health, config.metrics
         self.pins = PinTable(clock, idle_expiry=affinity.idle_expiry, limit=affinity.max_sessions)
         self.registry = Registry(config.specs, self.pins, Thresholds(health.fall, health.rise), clock())
+        self.shared = self._share(secret)
         self.counters = RequestCounters()
         self._http = httpx.AsyncClient(
             trust_env=False, follow_redirects=False, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)
@@ -174,6 +190,24 @@ class Router:
         self._access_log = _access_log(config)
         self._build_apps()
 
+    def _share(self, secret: bytes | None) -> SharedPins | None:
+        store = self.config.store
+        if store.redis is None:
+            return None
+        # Loaded only here, since loading it takes a fifth of the whole start.
+        from .pins.redis import share
+
+        return share(
+            self.pins,
+            store.redis,
+            codec.Naming(store.prefix, codec.key_of(secret, store.prefix)),
+            backends=self.registry.backends,
+            clock=self._clock,
+            identity=secrets.token_bytes(codec.SENDER_SIZE),
+            idle_expiry=self.config.affinity.idle_expiry,
+            deadline=store.deadline,
+        )
+
     def _build_apps(self) -> None:
         config, clock = self.config, self._clock
         affinity = config.affinity
@@ -183,15 +217,17 @@ class Router:
                 self.registry,
                 self.pins,
                 Bounds(affinity.session_bound, affinity.even_sessions, affinity.in_flight_bound),
+                self.shared,
             ),
             pools=self._pools,
             settle=self._settle,
             backend_failed=self._backend_failed,
             clock=clock,
             secret=self._secret,
-            key_sources=affinity.key_sources,
+            key_sources=ladder(affinity.key_sources),
             body_limit=config.limits.body,
             response_headers=config.response_headers,
+            shared=self.shared,
         )
         self._data_app = DataApp(handler, self.registry, lambda: self.stopping, self._internal_error)
         stale_after = config.metrics.stale_after
@@ -204,8 +240,9 @@ class Router:
             stale_after=stale_after,
             started=clock(),
             stopping=lambda: self.stopping,
+            store=self.shared.store if self.shared else None,
         )
-        collector = RouterCollector(self.counters, self.registry, self.pins, clock, stale_after)
+        collector = RouterCollector(self.counters, self.registry, self.pins, clock, stale_after, self.shared)
         self._admin_app = admin.build(
             state=self._state,
             metrics=MetricsPage(collector, self.registry, clock, stale_after),

@@ -1,5 +1,6 @@
 """The command line: flags in, exit code out; no logic."""
 
+import io
 import json
 import logging
 import sys
@@ -10,18 +11,17 @@ from typing import Any, NoReturn
 import click
 import uvloop
 
-from . import __version__, check, control
+from . import __version__, check, control, demo
 from .app import StartError, serve
 from .config import Config, ConfigError, load
 from .sim import backend as sim_backend
-from .sim import demo
 
 RUNTIME_ERROR, USAGE_ERROR = 1, 2
 
 
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
+def _run(work: Coroutine[Any, Any, Any], level: int = logging.INFO) -> Any:
     """Run to the end on uvloop. A start that fails is one line and exit code 1."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_not_our_broken_bodies)
@@ -30,8 +30,6 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
         return uvloop.run(work)
     except StartError as error:
         _fail(str(error), RUNTIME_ERROR)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def _not_our_broken_bodies(record: logging.LogRecord) -> bool:
@@ -64,6 +62,7 @@ def main() -> None:
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of the model API.  [default: 8080]")
 @click.option("--admin-host", help="Address of dashboard, metrics and control.  [default: 127.0.0.1]")
 @click.option("--admin-port", type=click.IntRange(0, 65535), help="Port of the same.  [default: 8081]")
+@click.option("--redis", metavar="URL", help="Redis or Valkey through which several routers share their sessions.")
 @click.option("--log-format", type=click.Choice(["auto", "json", "text", "off"]), help="Access log.  [default: auto]")
 def serve_command(
     urls: tuple[str, ...],
@@ -72,6 +71,7 @@ def serve_command(
     port: int | None,
     admin_host: str | None,
     admin_port: int | None,
+    redis: str | None,
     log_format: str | None,
 ) -> None:
     """Route to the vLLM servers at these URLs. No file is needed:
@@ -82,6 +82,7 @@ def serve_command(
     flags = {
         "backends": list(urls) or None,
         "listen": {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port},
+        "store": {"redis": redis},
         "log": {"format": log_format},
     }
     _run(serve(_config(file=file, flags=flags)))
@@ -219,4 +220,10 @@ def sim_backend_command(host: str, port: int, **options: Any) -> None:
 @click.option("--backends", default=3, show_default=True, type=click.IntRange(1, 32), help="Simulated vLLM servers.")
 def demo_command(duration: float | None, users: int, backends: int) -> None:
     """Three simulated vLLM servers, the router and a lively chat, with the dashboard to watch; no GPU, nothing to set up."""
-    sys.exit(_run(demo.run(duration, users=users, backends=backends)))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # each line at once, into a pipe too
+    try:
+        code = _run(demo.run(duration, users=users, backends=backends), logging.WARNING)
+    except KeyboardInterrupt:
+        code = 0
+    sys.exit(code)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvloop
 
-from warmroute.sim import demo
+from warmroute import demo
 from warmroute.sim.backend import SimBackend, SimOptions
 from warmroute.sim.chatter import PERSONAS, follow_up, opening, pasted_notes, system_prompt
 from warmroute.sim.shadow import RoundRobinShadow

@@ -1,9 +1,18 @@
 """Prometheus text of a vLLM server: its values by name, and its own series with a `backend` label added."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 
 _PREFIX = "vllm:"
+_LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\]|\\.)*"'
+_SAMPLE = re.compile(
+    rf"(vllm:[a-zA-Z0-9_:]*)(?:\{{((?:{_LABEL}(?:,{_LABEL})*)?),?\}})?[ \t]+([^ \t_]+)(?:[ \t]+-?\d+)?[ \t]*"
+)
+"""A sample as the text format has it: name, labels, value, and a time that is not passed on."""
+_OWN_LABEL = re.compile(r'(^|,)backend="')
+_KINDS = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
 _SUFFIXES = ("_bucket", "_sum", "_count", "_created", "_total")
 
 
@@ -37,7 +46,8 @@ def parse(text: str, backend: str, keep: Callable[[str], bool] = lambda name: Tr
     values: dict[str, dict[str, float]] = {}
     families: dict[str, Family] = {}
     label = f'backend="{escape_label(backend)}"'
-    for line in text.splitlines():
+    for line in text.split("\n"):
+        line = line.removesuffix("\r")
         if line.startswith(_PREFIX):
             _sample(line, label, values, families, keep)
         elif line.startswith(("# TYPE vllm:", "# HELP vllm:")):
@@ -45,7 +55,7 @@ def parse(text: str, backend: str, keep: Callable[[str], bool] = lambda name: Tr
             if keep(name):
                 family = families.setdefault(name, Family())
                 if word == "TYPE":
-                    family.kind = rest
+                    family.kind = rest if rest in _KINDS else "untyped"
                 else:
                     family.help = rest
     return Exposition(values, families)
@@ -58,18 +68,21 @@ def _sample(
     families: dict[str, Family],
     keep: Callable[[str], bool],
 ) -> None:
-    head, _, number = line.rpartition(" ")
-    name, brace, labels = head.partition("{")
+    matched = _SAMPLE.fullmatch(line)
+    if matched is None:
+        return
+    name, labels, number = matched[1], matched[2] or "", matched[3]
     try:
         value = float(number)
     except ValueError:
         return
-    if not name.endswith("_bucket"):
-        values.setdefault(name, {})[labels.removesuffix("}")] = value
+    if not name.endswith("_bucket") and isfinite(value):
+        values.setdefault(name, {})[labels] = value
     family = _family_of(name, families)
     if keep(family):
-        inner = labels.removesuffix("}")
-        joined = f"{label},{inner}" if brace and inner else label
+        # A label of that name which the server has already becomes what Prometheus would make of it.
+        inner = _OWN_LABEL.sub(r'\1exported_backend="', labels)
+        joined = f"{label},{inner}" if inner else label
         families.setdefault(family, Family()).samples.append(f"{name}{{{joined}}} {number}")
 
 

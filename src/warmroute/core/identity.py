@@ -1,8 +1,10 @@
-"""Which conversation does a request belong to? A ladder of key sources; the first that has a value wins."""
+"""Which conversation does a request belong to? A ladder of key sources; the first that has a usable value wins."""
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .model import Session
 
@@ -14,35 +16,210 @@ class RequestView(Protocol):
     def field(self, name: str) -> object: ...
 
 
-KeySource = Callable[[RequestView], bytes | None]
+class Key(NamedTuple):
+    """What a source found: a conversation's id, and the id of one agent within it where the client names one."""
+
+    value: bytes
+    child: bytes = b""
+
+
+KeySource = Callable[[RequestView], Key | None]
 
 
 def header(name: str) -> KeySource:
-    """A request header's value."""
+    """A request header's value; of a repeated header the first one."""
     encoded = name.lower().encode()
 
-    def source(view: RequestView) -> bytes | None:
+    def source(view: RequestView) -> Key | None:
         value = view.header(encoded)
-        return value.strip() if value is not None else None
+        return None if value is None else Key(value.strip())
 
     return source
 
 
-def field(name: str) -> KeySource:
-    """A top-level string of the JSON body; any other type is not an identity."""
+def field(path: str) -> KeySource:
+    """A string of the JSON body, by names joined with dots; any other type is not an identity."""
+    top, *below = path.split(".")
 
-    def source(view: RequestView) -> bytes | None:
-        value = view.field(name)
-        return value.strip().encode("utf-8", "surrogatepass") if isinstance(value, str) else None
+    def source(view: RequestView) -> Key | None:
+        value = view.field(top)
+        for name in below:
+            value = value.get(name) if isinstance(value, dict) else None
+        return _text(value)
 
     return source
 
+
+def claude_code(view: RequestView) -> Key | None:
+    """Claude Code's session, with the agent for its sub-agents (the main agent names none)."""
+    session = view.header(b"x-claude-code-session-id")
+    if session is None:
+        return None
+    return Key(session.strip(), (view.header(b"x-claude-code-agent-id") or b"").strip())
+
+
+def codex(view: RequestView) -> Key | None:
+    """Codex's session and thread. Its header names are plain words that others use too, so it must be Codex, or a UUID."""
+    session = next((v for name in _CODEX_SESSION if (v := view.header(name)) is not None), None)
+    thread = (view.header(b"thread-id") or b"").strip()
+    session = thread if session is None else session.strip()
+    if not session:
+        return None
+    client = (view.header(b"originator") or b"") + b" " + (view.header(b"user-agent") or b"")
+    if b"codex" not in client.lower() and not _UUID.fullmatch(session):
+        return None
+    return Key(session, b"" if thread == session else thread)
+
+
+def conversation(view: RequestView) -> Key | None:
+    """OpenAI's `conversation` of the Responses API: an id, or an object that has one."""
+    value = view.field("conversation")
+    return _text(value.get("id") if isinstance(value, dict) else value)
+
+
+def anthropic_user_id(view: RequestView) -> Key | None:
+    """The session inside Claude Code's `metadata.user_id`, in both its formats. A plain user id is no conversation."""
+    metadata = view.field("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    if not isinstance(user, str):
+        return None
+    if user.startswith("{"):
+        try:
+            inner = json.loads(user)
+        except (ValueError, RecursionError):
+            return None
+        return _text(inner.get("session_id")) if isinstance(inner, dict) else None
+    matched = _SESSION_IN_USER.search(user)
+    return Key(matched[1].encode()) if matched else None
+
+
+def baggage(view: RequestView) -> Key | None:
+    """`session.id` of a W3C baggage header."""
+    for member in (view.header(b"baggage") or b"").split(b","):
+        name, _, value = member.partition(b"=")
+        if name.strip() == b"session.id":
+            return Key(value.partition(b";")[0].strip())
+    return None
+
+
+_CODEX_SESSION = (b"session-id", b"session_id", b"conversation_id")
+_UUID = re.compile(rb"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
+_SESSION_IN_USER = re.compile(r"_session_([0-9a-fA-F-]{16,64})$")
 
 SOURCES: Mapping[str, KeySource] = {
+    # set deliberately by whoever wants affinity
+    "x-warmroute-session": header("x-warmroute-session"),
+    "x-smg-routing-key": header("x-smg-routing-key"),
+    "x-aibrix-session-key": header("x-aibrix-session-key"),
+    "x-dynamo-session-id": header("x-dynamo-session-id"),
+    "x-litellm-session-id": header("x-litellm-session-id"),
+    # clients that name their conversations by themselves
+    "claude-code": claude_code,
+    "x-openwebui-chat-id": header("x-openwebui-chat-id"),
+    "x-session-affinity": header("x-session-affinity"),
+    "x-opencode-session": header("x-opencode-session"),
+    "codex": codex,
+    # names in general use
     "x-session-id": header("x-session-id"),
+    "chatui-conversation-id": header("chatui-conversation-id"),
+    "agent-session-id": header("agent-session-id"),
+    "x-conversation-id": header("x-conversation-id"),
+    "x-librechat-conversation-id": header("x-librechat-conversation-id"),
+    "x-chat-id": header("x-chat-id"),
+    "x-task-id": header("x-task-id"),
+    "x-roo-task-id": header("x-roo-task-id"),
+    # the body
     "session_id": field("session_id"),
+    "vllm_xargs.session_id": field("vllm_xargs.session_id"),
+    "session_params.session_id": field("session_params.session_id"),
+    "litellm_session_id": field("litellm_session_id"),
+    "metadata.session_id": field("metadata.session_id"),
+    "conversation": conversation,
+    "conversation_id": field("conversation_id"),
+    "metadata.user_id": anthropic_user_id,
+    "prompt_cache_key": field("prompt_cache_key"),
+    "baggage": baggage,
 }
-"""Every key source by its name, in the order in which they are asked."""
+"""Every key source by its name, in the order in which they are asked.
+
+Not among them, since they name a person, a tenant or a single request: `user`, `safety_identifier`, API keys, addresses,
+request, trace and correlation ids, `cache_salt`.
+"""
+
+
+def custom(name: str) -> KeySource:
+    """A source that an operator adds by name: `header:NAME`, `body:PATH` or `cookie:NAME`. Raises ValueError."""
+    kind, colon, rest = name.partition(":")
+    if colon and rest and kind == "header":
+        return header(rest)
+    if colon and rest and kind == "body":
+        return field(rest)
+    if colon and rest and kind == "cookie":
+        return _cookie(rest)
+    raise ValueError(f"{name!r} is no key source; add one as header:NAME, body:PATH or cookie:NAME")
+
+
+def ladder(names: Iterable[str]) -> tuple[tuple[str, KeySource], ...]:
+    """The sources of these names, in this order. Raises ValueError for a name that is none."""
+    return tuple((name, SOURCES.get(name) or custom(name)) for name in names)
+
+
+DEFAULT_LADDER = ladder(SOURCES)
+
+
+def refusal(value: bytes) -> str | None:
+    """Why a value cannot name one conversation, in one word of a closed set; None if it can.
+
+    A placeholder that nobody filled in, or a word that stands for nothing, would put everybody into one conversation.
+    Any other value may have any length and any bytes, since only its digest is used.
+    """
+    if not value:
+        return "empty"
+    if b"{{" in value or b"}}" in value or b"${" in value:
+        return "template"
+    if value.lower() in _STAND_FOR_NOTHING:
+        return "sentinel"
+    return None
+
+
+_STAND_FOR_NOTHING = frozenset(b"null none undefined nan default unknown anonymous user new 0 -".split())
+
+
+class Identity(NamedTuple):
+    """The session, if any source had one, and the sources whose values could not be used, with the reason."""
+
+    session: Session | None
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+def identify(
+    view: RequestView, model: str | None, sources: Iterable[tuple[str, KeySource]] = DEFAULT_LADDER
+) -> Identity:
+    """The session of a request.
+
+    The key is a digest of the source's name, the model and the value: equal values of different sources are different
+    sessions, and each model has a cache of its own.
+    """
+    refused: tuple[tuple[str, str], ...] = ()
+    for name, source in sources:
+        found = source(view)
+        if found is None:
+            continue
+        why = refusal(found.value)
+        if why is not None:
+            refused = (*refused, (name, why))
+            continue
+        return Identity(_session(name, model, found), refused)
+    return Identity(None, refused)
+
+
+def _session(name: str, model: str | None, found: Key) -> Session:
+    seed = b"\0".join((name.encode(), (model or "").encode("utf-8", "surrogatepass"), found.value))
+    key = blake2b(seed, digest_size=16).digest()
+    if not found.child:
+        return Session(key, name)
+    child = blake2b(seed + b"\0" + found.child, digest_size=16, person=b"child").digest()
+    return Session(child, name, parent=key)
 
 
 def digest(key: bytes, secret: bytes) -> str:
@@ -53,15 +230,18 @@ def digest(key: bytes, secret: bytes) -> str:
     return blake2b(key, digest_size=6, key=secret).hexdigest()
 
 
-def identify(view: RequestView, model: str | None, sources: Iterable[str] = tuple(SOURCES)) -> Session | None:
-    """The session of a request, or None.
+def _text(value: object) -> Key | None:
+    return Key(value.strip().encode("utf-8", "surrogatepass")) if isinstance(value, str) else None
 
-    The key is a digest of the source's name, the model and the value: equal values of different sources are different
-    sessions, and each model has a cache of its own. A value may have any length and any bytes.
-    """
-    for name in sources:
-        value = SOURCES[name](view)
-        if value:
-            seed = b"\0".join((name.encode(), (model or "").encode("utf-8", "surrogatepass"), value))
-            return Session(blake2b(seed, digest_size=16).digest(), name)
-    return None
+
+def _cookie(name: str) -> KeySource:
+    wanted = name.encode()
+
+    def source(view: RequestView) -> Key | None:
+        for pair in (view.header(b"cookie") or b"").split(b";"):
+            key, _, value = pair.partition(b"=")
+            if key.strip() == wanted:
+                return Key(value.strip())
+        return None
+
+    return source

@@ -54,8 +54,8 @@ class Hits:
 
     @property
     def ratio(self) -> float | None:
-        """hits / queries, or None where nothing was asked: 0/0 is no sample."""
-        return self.hits / self.queries if self.queries > 0 else None
+        """hits / queries. None where nothing was asked (0/0 is no sample), or where the counters contradict each other."""
+        return self.hits / self.queries if 0 < self.queries >= self.hits else None
 
     def __add__(self, other: "Hits") -> "Hits":
         return Hits(self.queries + other.queries, self.hits + other.hits)

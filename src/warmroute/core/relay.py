@@ -1,14 +1,13 @@
 """One backend's answer on its way to the client: held back until it says something, then passed on unchanged."""
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 
 from .sse import ContentGate
 from .usage import Usage, usage_from
 
-_TAIL_CHUNKS = 4
-"""Last pieces of an answer kept for its usage, which stands in the last event but one, or at the end of a JSON body."""
+_TAIL = 4096
+"""Bytes of an answer's end kept for its usage, which stands in the last event but one, or at the end of a JSON body."""
 
 
 class RelayState(StrEnum):
@@ -27,13 +26,13 @@ class Relay:
     first byte; of any other body the first byte is content.
     """
 
-    __slots__ = ("_gate", "_last", "event_stream", "state")
+    __slots__ = ("_gate", "_tail", "event_stream", "state")
 
     def __init__(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self.event_stream = headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
         readable = self.event_stream and status == 200 and b"content-encoding" not in headers
         self._gate = ContentGate() if readable else None
-        self._last: deque[bytes] = deque(maxlen=_TAIL_CHUNKS)
+        self._tail = bytearray()
         self.state = RelayState.HELD
 
     def __repr__(self) -> str:
@@ -47,27 +46,28 @@ class Relay:
                 return b""
             self._gate = None
         self.state = RelayState.STREAMING
-        self._last.append(data)
+        self.note(data)
         return data
 
-    @property
-    def note(self) -> Callable[[bytes], None]:
+    def note(self, data: bytes) -> None:
         """Once an answer is streaming its bytes pass unchanged: this only remembers the last ones."""
-        return self._last.append
+        self._tail += data
+        if len(self._tail) > 4 * _TAIL:
+            del self._tail[:-_TAIL]
 
     def finish(self) -> bytes:
         """The backend ended its answer; return what was still held."""
         held = self._gate.release() if self._gate is not None else b""
         self._gate = None
         self.state = RelayState.DONE
-        self._last.append(held)
+        self.note(held)
         return held
 
     @property
     def ends_on_blank_line(self) -> bool:
         """Whether an event sent now would stand alone, and not run into one that was cut."""
-        return not self._last or self._last[-1].endswith((b"\n\n", b"\r\n\r\n"))
+        return not self._tail or self._tail.endswith((b"\n\n", b"\r\n\r\n"))
 
     def usage(self) -> Usage:
         """What the answer said of its tokens."""
-        return usage_from(b"".join(self._last))
+        return usage_from(bytes(self._tail))

@@ -1,10 +1,14 @@
 """Server-sent events before the first content: where does an answer begin to say something?"""
 
 import json
+import re
 from typing import Any
 
 _MAX_HELD = 1 << 20
 """Bytes held back at most while waiting for content: the first event of vLLM can carry all prompt token ids."""
+
+_BLANK_LINE = re.compile(rb"\r\r(?!\n)|(?:\r\n|\n|\r(?=[^\n])){2}")
+"""What ends an event: two line ends, each of any of the three kinds; a CR may be half of a CRLF until the next byte comes."""
 
 _PREAMBLE_TYPES = frozenset(
     {
@@ -43,13 +47,10 @@ class ContentGate:
         """Take the next bytes; return b"" while no content has come, then all bytes so far, unchanged."""
         held = self._held
         held += data
-        while True:
-            end, after = _event_end(held, self._scanned)
-            if end < 0:
-                break
-            if is_content(bytes(held[self._scanned : end])):
+        while blank := _BLANK_LINE.search(held, self._scanned):
+            if is_content(bytes(held[self._scanned : blank.start()])):
                 return self.release()
-            self._scanned = after
+            self._scanned = blank.end()
         return self.release() if len(held) > _MAX_HELD else b""
 
     def release(self) -> bytes:
@@ -58,16 +59,6 @@ class ContentGate:
         self._held.clear()
         self._scanned = 0
         return held
-
-
-def _event_end(buffer: bytearray, start: int) -> tuple[int, int]:
-    """The end of the event that begins at `start` and the start of the next one, or -1, -1 while it is not whole."""
-    best = (-1, -1)
-    for blank in (b"\n\n", b"\r\n\r\n", b"\r\r"):
-        at = buffer.find(blank, start)
-        if at >= 0 and (best[0] < 0 or at < best[0]):
-            best = (at, at + len(blank))
-    return best
 
 
 def event_data(event: bytes) -> bytes:
@@ -96,7 +87,9 @@ def is_content(event: bytes) -> bool:
 
 
 def _says_something(choice: Any) -> bool:
-    if not isinstance(choice, dict) or choice.get("finish_reason") is not None or choice.get("text"):
+    if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
         return True
-    delta = choice.get("delta")
-    return isinstance(delta, dict) and any(value for key, value in delta.items() if key != "role")
+    delta, text = choice.get("delta"), choice.get("text")
+    if isinstance(delta, dict):
+        return any(value for key, value in delta.items() if key != "role")
+    return text != ""

@@ -43,6 +43,7 @@ class RequestCounters:
     requests: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     moves: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
+    refused_keys: Counter[tuple[str, str]] = field(default_factory=Counter)
     client_aborts: int = 0
     internal_errors: Counter[str] = field(default_factory=Counter)
     duration: dict[str, Histogram] = field(default_factory=dict)
@@ -58,6 +59,8 @@ class RequestCounters:
         if record.failures:
             for _, failure in record.failures[: record.attempts - 1]:
                 self.retries["stale" if failure.stale else failure.kind] += 1
+        for refused in record.refused_keys:
+            self.refused_keys[refused] += 1
         if record.aborted:
             self.client_aborts += 1
         self._histogram(self.duration, backend).observe(record.duration_s)

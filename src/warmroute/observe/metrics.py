@@ -11,6 +11,7 @@ from ..core import exposition
 from ..fleet.registry import BackendState, Registry
 from ..fleet.scraper import is_stale
 from ..pins.memory import PinTable
+from ..pins.shared import SharedPins
 from .counters import Histogram, RequestCounters
 from .hit_rates import Tier, fleet_windowed, ratio, tier_of, windowed
 
@@ -27,12 +28,14 @@ class RouterCollector(Collector):
         pins: PinTable,
         clock: Callable[[], float],
         stale_after: float,
+        shared: SharedPins | None = None,
     ) -> None:
         self._counters = counters
         self._registry = registry
         self._pins = pins
         self._clock = clock
         self._stale_after = stale_after
+        self._shared = shared
 
     def collect(self) -> Iterator[Metric]:
         backends = list(self._registry.backends.values())
@@ -46,6 +49,8 @@ class RouterCollector(Collector):
         yield from _cache(backends, "local", "prefix_cache", now)
         yield from _cache(backends, "external", "external_prefix_cache", now)
         yield from self._scrapes(backends, now)
+        if self._shared is not None:
+            yield from _store(self._shared)
 
     def _requests(self) -> Iterator[Metric]:
         counters = self._counters
@@ -63,6 +68,14 @@ class RouterCollector(Collector):
         yield _counter(
             "warmroute_retries_total", "Attempts repeated, by what failed before", "reason", counters.retries
         )
+        refused = CounterMetricFamily(
+            "warmroute_key_values_refused_total",
+            "Values that cannot name one conversation, by key source and reason",
+            labels=["source", "reason"],
+        )
+        for labels, count in counters.refused_keys.items():
+            refused.add_metric(labels, count)
+        yield refused
         yield CounterMetricFamily(
             "warmroute_client_aborts_total",
             "Clients that left before their answer was whole",
@@ -143,6 +156,17 @@ def _cache(backends: list[BackendState], tier: Tier, name: str, now: float) -> I
         if hits.ratio is not None:
             fleet.add_metric([window], hits.ratio)
     yield from (asked, had, ratios, fleet)
+
+
+def _store(shared: SharedPins) -> Iterator[Metric]:
+    store = shared.store
+    yield GaugeMetricFamily("warmroute_store_up", "1 while the shared store is in use", value=float(store.up))
+    yield _counter("warmroute_store_errors_total", "Uses of the store that failed or took too long", "op", store.errors)
+    yield _counter("warmroute_store_dropped_total", "Questions not asked since too many waited", "op", store.dropped)
+    yield _counter("warmroute_store_ignored_total", "Stored values that were of no use", "reason", shared.ignored)
+    yield CounterMetricFamily(
+        "warmroute_store_adopted_total", "Sessions found to be placed by another router", value=shared.adopted
+    )
 
 
 def _gauge(name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:

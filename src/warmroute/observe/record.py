@@ -24,6 +24,7 @@ class RequestRecord:
     decision: str = "none"
     key_source: str | None = None
     session: str | None = None
+    refused_keys: tuple[tuple[str, str], ...] = ()
     attempts: int = 0
     usage: Usage = NO_USAGE
     connected_s: float | None = None

@@ -11,6 +11,7 @@ from ..core.rates import Hits
 from ..fleet.registry import BackendState, EngineState, Registry
 from ..fleet.scraper import is_stale
 from ..pins.memory import PinTable
+from ..pins.store import Store
 from .counters import RequestCounters
 from .hit_rates import STEP, fleet_windowed, history, ratio, steps, windowed
 
@@ -29,6 +30,7 @@ class StateView:
     stale_after: float
     started: float
     stopping: Callable[[], bool]
+    store: Store | None = None
 
     def state(self) -> Json:
         """Everything but the sessions: fleet, backends, advice, the last requests."""
@@ -42,6 +44,7 @@ class StateView:
             "ready": not reasons,
             "reasons": reasons,
             "fleet": self._fleet(backends, now),
+            "store": {"up": self.store.up, "reason": self.store.reason} if self.store else None,
             "advice": self._advice(backends),
             "backends": [self._backend(b, now, wall) for b in backends],
             "recent": [record.as_dict() for record in self.counters.recent],
@@ -126,6 +129,8 @@ class StateView:
     def _advice(self, backends: Iterable[BackendState]) -> list[str]:
         """Sentences for people about what is missing to see the whole truth."""
         advice = []
+        if self.store is not None and not self.store.up:
+            advice.append(f"the shared store is not in use ({self.store.reason}): see that the router can reach it")
         silent = {b.name for b in backends if b.health.up and b.scrape.at is not None and not b.scrape.local.seen}
         for name in sorted(silent):
             advice.append(

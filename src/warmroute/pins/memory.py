@@ -9,7 +9,10 @@ from ..core.model import Decision, PinChange, Session
 
 @dataclass(slots=True)
 class Pin:
-    """One conversation's place. `confirmed` once content came from there; until then `before` is where it was."""
+    """One conversation's place. `confirmed` once content came from there; until then `before` is where it was.
+
+    `held` and `shared` are for routers that share their pins: what the store holds for it, and when that was asked.
+    """
 
     backend: str
     engine: str | None
@@ -18,6 +21,8 @@ class Pin:
     turns: int = 0
     confirmed: bool = False
     before: "Pin | None" = None
+    held: bytes | None = None
+    shared: float = 0.0
 
 
 class PinTable:
@@ -77,7 +82,7 @@ class PinTable:
         pin = Pin(decision.backend, decision.engine, session.source, now)
         if old is not None:
             self._count(old, -1)
-            pin.turns = old.turns
+            pin.turns, pin.held = old.turns, old.held
             pin.before = old if old.confirmed else old.before
         self._pins[session.key] = pin
         self._count(pin, 1)
@@ -88,10 +93,13 @@ class PinTable:
     def confirm(self, session: Session, decision: Decision) -> bool:
         """Content came from the decision's backend; returns True if the session has moved there from another one.
 
-        A pin that another request has meanwhile put elsewhere stays there.
+        A pin that another request has meanwhile put elsewhere stays there; one that was lost meanwhile is made again.
         """
         pin = self._pins.get(session.key)
-        if pin is None or pin.backend != decision.backend:
+        if pin is None:
+            self.reserve(session, decision._replace(change=PinChange.BIND))
+            pin = self._pins[session.key]
+        elif pin.backend != decision.backend:
             return False
         moved = pin.before is not None and pin.before.backend != pin.backend
         pin.confirmed, pin.before = True, None
@@ -100,23 +108,28 @@ class PinTable:
         self._pins.move_to_end(session.key)
         return moved
 
-    def withdraw(self, session: Session, decision: Decision) -> None:
-        """The decision's backend failed before content: an unconfirmed pin goes back to where it was, or away."""
+    def withdraw(self, session: Session, decision: Decision) -> bool:
+        """The decision's backend failed before content: an unconfirmed pin goes back to where it was, or away.
+
+        Returns True if there was one.
+        """
         pin = self._pins.get(session.key)
         if pin is None or pin.confirmed or pin.backend != decision.backend:
-            return
+            return False
         self._drop(session.key)
         if pin.before is not None:
             pin.before.used = self._clock()
+            pin.before.held, pin.before.shared = pin.held, 0.0
             self._pins[session.key] = pin.before
             self._count(pin.before, 1)
+        return True
 
-    def forget_backend(self, backend: str) -> int:
-        """Drop every pin to a backend that has been removed; returns how many there were."""
-        keys = [key for key, pin in self._pins.items() if pin.backend == backend]
-        for key in keys:
-            self._drop(key)
-        return len(keys)
+    def relocate(self, key: bytes, backend: str, engine: str | None) -> None:
+        """Another router has this session elsewhere: it lives there, confirmed, and nothing else of it changes."""
+        pin = self._pins[key]
+        self._count(pin, -1)
+        pin.backend, pin.engine, pin.confirmed, pin.before = backend, engine, True, None
+        self._count(pin, 1)
 
     def expire(self) -> None:
         """Drop what was idle for too long. Pins lie in order of use, so only the oldest need a look."""
@@ -131,6 +144,10 @@ class PinTable:
     def newest(self) -> Iterator[tuple[bytes, Pin]]:
         """All pins, the most recently used first."""
         return ((key, self._pins[key]) for key in reversed(self._pins))
+
+    def names(self) -> list[bytes]:
+        """The keys of all pins in the same order, for who lets the table change while going through them."""
+        return list(reversed(self._pins))
 
     def _drop(self, key: bytes) -> None:
         self._count(self._pins.pop(key), -1)

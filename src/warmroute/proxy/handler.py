@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..core.headers import first_values, request_head, request_id, response_headers
-from ..core.identity import digest, identify
+from ..core.identity import KeySource, digest, identify
 from ..core.model import Decision, Failure, Phase, Reason, Session
 from ..core.relay import Relay, RelayState
 from ..core.retry import Verdict, verdict
 from ..core.routes import Protocol, Route
 from ..fleet.registry import Registry
 from ..observe.record import RequestRecord
+from ..pins.shared import SharedPins
 from . import errors
 from .client import Client, Outflow, Receive, Scope
 from .connection import ClientGone, Connection, UpstreamError
@@ -56,9 +57,10 @@ class Handler:
         backend_failed: Callable[[str, Failure], None],
         clock: Callable[[], float],
         secret: bytes,
-        key_sources: tuple[str, ...],
+        key_sources: tuple[tuple[str, KeySource], ...],
         body_limit: int,
         response_headers: bool,
+        shared: SharedPins | None = None,
     ) -> None:
         self._registry = registry
         self._placement = placement
@@ -70,6 +72,7 @@ class Handler:
         self._key_sources = key_sources
         self._body_limit = body_limit
         self._tell = response_headers
+        self._shared = shared
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
 
@@ -104,13 +107,21 @@ class Handler:
 
     async def _serve(self, x: _Exchange) -> None:
         x.model = self._placement.model_of(x.request.model)
-        x.session = identify(x.request, x.model, self._key_sources)
+        identity = identify(x.request, x.model, self._key_sources)
+        x.session = identity.session
+        if identity.refused:
+            x.record.refused_keys = identity.refused
         if x.session is not None:
+            if self._shared is not None:
+                x.session = self._shared.named(x.session)
             x.record.key_source = x.session.source
             x.record.session = digest(x.session.key, self._secret)
         request_key = x.record.id.encode()
         while True:
-            placed = self._placement.place(x.session, x.model, request_key, x.exclude)
+            if self._shared is None or x.session is None:
+                placed = self._placement.place(x.session, x.model, request_key, x.exclude)
+            else:
+                placed = await self._placement.place_shared(self._shared, x.session, x.model, request_key, x.exclude)
             if not isinstance(placed, Placed):
                 await self._refuse(x, placed)
                 return

@@ -1,4 +1,7 @@
-"""Decide, reserve and lease in one synchronous step, so that two requests never take the same last place."""
+"""Decide, reserve and lease in one synchronous step, so that two requests never take the same last place.
+
+Where pins are shared with other routers, the step is repeated until they agree with it, or can not be asked.
+"""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -7,6 +10,13 @@ from ..core.model import Decision, Session
 from ..core.policy import Bounds, decide
 from ..fleet.registry import Lease, Registry
 from ..pins.memory import PinTable
+from ..pins.shared import SharedPins
+
+RING_ALONE = Bounds(sessions=1e9, even=0, in_flight=1e9)
+"""Bounds that nothing exceeds. What each router counts differs; its ring does not, so they agree without asking."""
+
+_ROUNDS = 4
+"""So often is a session placed anew in one request that other routers place elsewhere at the same time."""
 
 
 class Placed(NamedTuple):
@@ -20,10 +30,11 @@ class Placed(NamedTuple):
 class Placement:
     """Where requests go. `place` is followed by `confirm` at the first content or by `withdraw`."""
 
-    def __init__(self, registry: Registry, pins: PinTable, bounds: Bounds) -> None:
+    def __init__(self, registry: Registry, pins: PinTable, bounds: Bounds, shared: SharedPins | None = None) -> None:
         self._registry = registry
         self._pins = pins
         self._bounds = bounds
+        self._shared = shared
 
     def model_of(self, named: str | None) -> str | None:
         """The model a request means: the one it names, or the only one there is."""
@@ -33,7 +44,12 @@ class Placement:
         return next(iter(models)) if len(models) == 1 else None
 
     def place(
-        self, session: Session | None, model: str | None, request_key: bytes, exclude: Collection[str]
+        self,
+        session: Session | None,
+        model: str | None,
+        request_key: bytes,
+        exclude: Collection[str],
+        bounds: Bounds | None = None,
     ) -> Placed | Decision:
         """Choose a backend and take a place there, or return the decision that says why none can be had."""
         decision = decide(
@@ -43,7 +59,7 @@ class Placement:
             model=model,
             request_key=request_key,
             exclude=exclude,
-            bounds=self._bounds,
+            bounds=bounds or self._bounds,
         )
         if decision.backend is None:
             return decision
@@ -51,11 +67,27 @@ class Placement:
             self._pins.reserve(session, decision)
         return Placed(decision, decision.backend, self._registry.lease(decision))
 
+    async def place_shared(
+        self,
+        shared: SharedPins,
+        session: Session,
+        model: str | None,
+        request_key: bytes,
+        exclude: Collection[str],
+    ) -> Placed | Decision:
+        """`place`, where the other routers agree. Waits for the store only if it has not agreed to the session's pin yet."""
+        for _ in range(_ROUNDS):
+            bounds = self._bounds if shared.store.up else RING_ALONE
+            placed = self.place(session, model, request_key, exclude, bounds)
+            if not isinstance(placed, Placed) or shared.agreed(session.key) or not await shared.settle(session.key):
+                break
+        return placed
+
     def confirm(self, session: Session | None, decision: Decision) -> bool:
         """The backend has begun to answer; True if the session has moved there from another one."""
         return session is not None and self._pins.confirm(session, decision)
 
     def withdraw(self, session: Session | None, decision: Decision) -> None:
         """The backend refused or failed before it answered."""
-        if session is not None:
-            self._pins.withdraw(session, decision)
+        if session is not None and self._pins.withdraw(session, decision) and self._shared is not None:
+            self._shared.withdrawn(session.key, decision)

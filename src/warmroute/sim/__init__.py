@@ -1,1 +1,1 @@
-"""A simulated vLLM: prefix cache, engine, HTTP server, a chat workload for it, and the demo that joins them."""
+"""A simulated vLLM: prefix cache, engine, HTTP server, and a chat workload for it."""

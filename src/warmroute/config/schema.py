@@ -1,0 +1,255 @@
+"""Every key, its type, its default and what is wrong with a value that cannot be used."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from ..core.identity import SOURCES, ladder
+from ..core.model import BackendSpec
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB)")
+_URL = re.compile(r"(https?)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[!-~]*)?")
+"""A server's URL: no user, query or fragment, and no byte that could end a request line."""
+_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _duration(value: object) -> object:
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        return float(match[1]) * _SECONDS[match[2]]
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is not a duration; write it like 500ms, 2s, 30m or 1h")
+    return value
+
+
+def _size(value: object) -> object:
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        return int(float(match[1]) * _BYTES[match[2]])
+    if isinstance(value, str) and not value.strip().isdigit():
+        raise ValueError(f"{value!r} is not a size; write it like 512KiB or 64MiB")
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+
+
+def _is_port(text: str | None) -> bool:
+    """Whether `:PORT` can be connected to; None is the scheme's own port."""
+    if text is None:
+        return True
+    return 0 < int(text[1:]) <= 65535
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class BackendConfig(_Section):
+    """One vLLM server. `name` defaults to host:port."""
+
+    url: str
+    name: str = ""
+    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_url(cls, value: object) -> object:
+        return {"url": value} if isinstance(value, str) else value
+
+    @field_validator("url")
+    @classmethod
+    def _checked_url(cls, value: str) -> str:
+        text = (value if "://" in value else f"http://{value}").rstrip("/")
+        matched = _URL.fullmatch(text)
+        if matched is None or any(mark in text for mark in "?#@\\") or not _is_port(matched[3]):
+            raise ValueError(f"{value!r} is not the URL of a server; write it like http://127.0.0.1:8000")
+        return text
+
+    @field_validator("name")
+    @classmethod
+    def _checked_name(cls, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError(f"{value!r} is not a name; use printable characters")
+        return value
+
+    def spec(self) -> BackendSpec:
+        return BackendSpec(self.name or urlsplit(self.url).netloc, self.url, self.weight)
+
+
+class ListenConfig(_Section):
+    """Where the router listens: the model API on host:port, dashboard, metrics and control on admin_host:admin_port."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    admin_host: str = "127.0.0.1"
+    admin_port: Annotated[int, Field(ge=0, le=65535)] = 8081
+
+
+class AffinityConfig(_Section):
+    """What keeps a conversation on its server."""
+
+    key_sources: tuple[str, ...] = tuple(SOURCES)
+    idle_expiry: Seconds = 1800.0
+    max_sessions: Annotated[int, Field(gt=0)] = 1_000_000
+    session_bound: Annotated[float, Field(ge=1, le=10)] = 1.05
+    even_sessions: Annotated[int, Field(ge=0)] = 100
+    in_flight_bound: Annotated[float, Field(ge=1, le=10)] = 1.25
+
+    @field_validator("key_sources")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        ladder(value)
+        return value
+
+
+class HealthConfig(_Section):
+    """Active checks of each backend: GET /health."""
+
+    interval: Seconds = 2.0
+    unsettled_interval: Seconds = 1.0
+    timeout: Seconds = 2.0
+    fall: Annotated[int, Field(ge=1)] = 3
+    rise: Annotated[int, Field(ge=1)] = 2
+
+
+class UpstreamConfig(_Section):
+    """Connections to the backends. vLLM closes idle ones after 5 s, so ours are given up before that."""
+
+    connect_timeout: Seconds = 2.0
+    keepalive_expiry: Annotated[Seconds, Field(lt=5)] = 3.0
+
+
+class MetricsConfig(_Section):
+    """What is read from the backends' /metrics, and which of their own series the router passes on.
+
+    `vllm_series` is "all", "none", or a list of metric names or their beginnings.
+    """
+
+    scrape_interval: Seconds = 5.0
+    scrape_timeout: Seconds = 4.0
+    stale_after: Seconds = 60.0
+    vllm_series: str | tuple[str, ...] = "all"
+
+    @field_validator("vllm_series", mode="before")
+    @classmethod
+    def _known_series(cls, value: object) -> object:
+        if value in ("all", "none") or (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
+            return value
+        raise ValueError("expected 'all', 'none' or a list of names")
+
+
+class StoreConfig(_Section):
+    """Pins shared by several routers through a Redis or Valkey; without `redis` each router has its own.
+
+    `secret`, or what is in `secret_file`, keys the digests under which sessions are stored.
+    """
+
+    redis: Annotated[str | None, Field(repr=False)] = None
+    prefix: Annotated[str, Field(min_length=1, max_length=100)] = "warmroute:"
+    deadline: Annotated[Seconds, Field(le=1)] = 0.015
+    secret: SecretStr | None = None
+    secret_file: Path | None = None
+
+    @field_validator("redis")
+    @classmethod
+    def _checked_redis(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        text = value if "://" in value else f"redis://{value}"
+        if not _is_redis_url(text):
+            raise ValueError("not the URL of a Redis or Valkey; write it like redis://127.0.0.1:6379/0")
+        return text
+
+    @field_validator("secret")
+    @classmethod
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < 16:
+            raise ValueError("too short to be a secret; give at least 16 characters")
+        return value
+
+    @field_serializer("redis", when_used="json-unless-none")
+    def _without_password(self, value: str) -> str:
+        return re.sub(r"(?<=://)[^@/]*@", "**********@", value)
+
+
+def _is_redis_url(text: str) -> bool:
+    """Whether all of a URL is understood: scheme, user, password, host, port, database, and TLS options of rediss://."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    options = parse_qs(parts.query)
+    if parts.scheme == "unix":
+        return bool(parts.path) and not parts.netloc.rpartition("@")[2] and set(options) <= {"db"}
+    known = parts.scheme in ("redis", "rediss") and all(o.startswith("ssl_") for o in options)
+    if options and parts.scheme != "rediss":
+        return False
+    return known and bool(parts.hostname) and port != 0 and re.fullmatch(r"(/\d*)?", parts.path) is not None
+
+
+class LimitsConfig(_Section):
+    """Bounds on what one client may send, and on how long stopping may take."""
+
+    body: Bytes = 64 << 20
+    shutdown: Seconds = 30.0
+
+
+class LogConfig(_Section):
+    """The access log, one line a request on standard error. `auto` is text on a terminal, else JSON lines."""
+
+    format: Literal["auto", "json", "text", "off"] = "auto"
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML reads a bare off as false
+
+
+class Config(_Section):
+    """Everything the router is told. Only `backends` has no default."""
+
+    backends: tuple[BackendConfig, ...]
+    listen: ListenConfig = ListenConfig()
+    affinity: AffinityConfig = AffinityConfig()
+    health: HealthConfig = HealthConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    store: StoreConfig = StoreConfig()
+    limits: LimitsConfig = LimitsConfig()
+    log: LogConfig = LogConfig()
+    response_headers: bool = True
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> Self:
+        if not self.backends:
+            raise ValueError("there are no backends; name at least one")
+        names = [spec.name for spec in self.specs]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two backends are named {name!r}; give each a name of its own")
+        return self
+
+    @property
+    def specs(self) -> tuple[BackendSpec, ...]:
+        return tuple(backend.spec() for backend in self.backends)
+
+    @classmethod
+    def from_urls(cls, urls: Sequence[str], **listen: Any) -> Self:
+        """A configuration of defaults for these backends; keyword arguments are keys of `listen`."""
+        return cls.model_validate({"backends": list(urls), "listen": listen})

@@ -1,0 +1,113 @@
+"""The router's own errors: in the shape of each API, and every one says what to do."""
+
+import json
+
+import pytest
+
+from warmroute.core.routes import Protocol
+from warmroute.proxy import errors
+from warmroute.proxy.errors import RouterError
+
+ALL = {
+    "not_found": (errors.not_found("/sleep"), 404, "unknown_path"),
+    "method_not_allowed": (errors.method_not_allowed("/v1/models", ("GET", "HEAD")), 405, "method_not_allowed"),
+    "body_too_large": (errors.body_too_large(1024), 413, "body_too_large"),
+    "unknown_model": (errors.unknown_model("x", ["m", "n"]), 404, "model_not_found"),
+    "none_available": (errors.none_available(["a is down (timed out)", "b is starting"]), 503, "no_backend_available"),
+    "all_failed": (errors.all_failed(["a: connection refused by a:8000"]), 502, "backend_failed"),
+    "broke_off": (errors.broke_off("the connection to a broke"), 502, "backend_failed"),
+    "internal": (errors.internal(), 500, "router_error"),
+}
+ANTHROPIC_TYPES = {
+    "not_found": "not_found_error",
+    "method_not_allowed": "invalid_request_error",
+    "body_too_large": "request_too_large",
+    "unknown_model": "not_found_error",
+    "none_available": "overloaded_error",
+    "all_failed": "api_error",
+    "broke_off": "api_error",
+    "internal": "api_error",
+}
+
+every = pytest.mark.parametrize("name", list(ALL))
+
+
+@every
+def test_openai_shape(name: str) -> None:
+    error, status, code = ALL[name]
+    assert error.status == status
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    assert json.loads(error.body(Protocol.OPENAI)) == {
+        "error": {"message": error.message, "type": kind, "code": code, "param": None}
+    }
+
+
+@every
+def test_anthropic_shape(name: str) -> None:
+    error = ALL[name][0]
+    assert json.loads(error.body(Protocol.ANTHROPIC)) == {
+        "type": "error",
+        "error": {"type": ANTHROPIC_TYPES[name], "message": error.message},
+    }
+
+
+@every
+@pytest.mark.parametrize("protocol", list(Protocol))
+def test_as_an_event_it_stands_on_lines_of_its_own(name: str, protocol: Protocol) -> None:
+    error = ALL[name][0]
+    event = error.event(protocol)
+    head = b"event: error\n" if protocol is Protocol.ANTHROPIC else b""
+    assert event == head + b"data: " + error.body(protocol) + b"\n\n"
+    assert b"[DONE]" not in event
+    assert event.count(b"\n\n") == 1
+
+
+def test_every_constructor_is_covered() -> None:
+    made = {
+        name
+        for name, value in vars(errors).items()
+        if callable(value) and getattr(value, "__module__", "") == errors.__name__ and value is not RouterError
+    }
+    assert made == set(ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("not_found", ["'/sleep'", "README"]),
+        ("method_not_allowed", ["/v1/models takes GET or HEAD"]),
+        ("body_too_large", ["1024 bytes", "limits.body"]),
+        ("unknown_model", ["'x'", "m, n"]),
+        ("none_available", ["a is down (timed out); b is starting", "try again"]),
+        ("all_failed", ["a: connection refused by a:8000", "try again"]),
+        ("broke_off", ["the connection to a broke", "ask again"]),
+        ("internal", ["its log says why"]),
+    ],
+)
+def test_each_says_what_happened_and_what_to_do(name: str, told: list[str]) -> None:
+    message = ALL[name][0].message
+    assert all(part in message for part in told)
+    assert "\n" not in message
+
+
+@every
+def test_waiting_is_advised_where_it_helps_and_only_there(name: str) -> None:
+    error = ALL[name][0]
+    headers = dict(error.headers())
+    assert headers[b"content-type"] == b"application/json"
+    waits = {"none_available": b"2", "all_failed": b"1"}
+    assert headers.get(b"retry-after") == waits.get(name)
+    assert headers.get(b"allow") == (b"GET, HEAD" if name == "method_not_allowed" else None)
+
+
+def test_where_no_reason_or_model_is_known_there_is_still_a_sentence() -> None:
+    assert "no backend can take this request" in errors.none_available([]).message
+    assert "none yet" in errors.unknown_model("x", []).message
+
+
+@pytest.mark.parametrize("odd", ["a\r\nb", '"', "\ud800", "\x00", "é😀"], ids=ascii)
+def test_what_a_client_typed_cannot_spoil_an_error(odd: str) -> None:
+    for error in (errors.not_found(odd), errors.unknown_model(odd, ["m"])):
+        body = json.loads(error.body(Protocol.OPENAI))
+        assert repr(odd) in body["error"]["message"]
+        assert error.event(Protocol.OPENAI).count(b"\n") == 2

@@ -1,0 +1,212 @@
+"""A request: its bytes are kept as they came, and its JSON is looked into without ever failing on it."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from warmroute.core.headers import Headers, first_values
+from warmroute.core.identity import identify
+from warmroute.proxy.request import BodyTooLarge, ClientLeft, Request, read_body
+
+JSON: Headers = [(b"content-type", b"application/json")]
+
+
+def request(body: bytes, headers: Headers = JSON) -> Request:
+    target = "/v1/chat/completions"
+    return Request("POST", target.encode(), target, headers, first_values(headers), body)
+
+
+# Fields
+
+
+def test_the_fields_of_a_body() -> None:
+    found = request(b'{"model":"m","session_id":"s","stream":true,"messages":[{"role":"user"}],"n":1.5,"x":null}')
+    assert found.model == "m"
+    assert found.field("session_id") == "s"
+    assert found.field("stream") is True
+    assert found.field("messages") == [{"role": "user"}]
+    assert found.field("n") == 1.5
+    assert found.field("x") is None
+    assert found.field("not there") is None
+
+
+def test_only_top_level_fields_count() -> None:
+    body = json.dumps({"messages": [{"session_id": "inner", "model": "inner"}], "metadata": {"session_id": "inner"}})
+    found = request(body.encode())
+    assert (found.field("session_id"), found.model) == (None, None)
+    assert identify(found, None) is None
+
+
+def test_of_a_repeated_field_the_last_counts() -> None:
+    assert request(b'{"model":"a","model":"b"}').model == "b"
+
+
+ODD_BODIES = {
+    "empty": b"",
+    "cut off": b'{"model":',
+    "bytes that are no text": b'{"model":"\xff\xfe"}',
+    "a byte-order mark": b'\xef\xbb\xbf{"model":"m"}',
+    "a list": b"[1,2]",
+    "a string": b'"hi"',
+    "null": b"null",
+    "two objects": b'{"model":"m"}{}',
+    "half a surrogate": b'{"model":"\\ud800"}',
+    "a number": b'{"model":7}',
+    "deep nesting": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b',"model":"m"}',
+    "only spaces": b"   ",
+    "zeros": b"\0\0\0\0",
+}
+
+
+@pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES)
+def test_an_odd_body_names_no_model_and_is_kept_as_it_is(body: bytes) -> None:
+    found = request(body)
+    assert found.model is None
+    assert identify(found, None) is None
+    assert found.body == body
+
+
+def test_a_field_that_cannot_be_read_does_not_hide_the_others() -> None:
+    found = request(b'{"session_id":"\xff","model":"m"}')
+    assert (found.field("session_id"), found.model) == (None, "m")
+
+
+def test_a_body_that_is_no_json_has_no_fields() -> None:
+    """NaN is no JSON (RFC 8259), though Python writes it: routed without a session, and the backend says what it thinks."""
+    assert request(b'{"model":"m","metadata":{"score":NaN}}').model is None
+
+
+@given(st.binary(max_size=60))
+@example(b'{"":"')
+@example(b'{"model":"\\ud800"}')
+def test_no_body_raises(body: bytes) -> None:
+    for headers in (JSON, [(b"content-type", b"multipart/form-data; boundary=x")]):
+        found = request(body, headers)
+        assert found.model is None or isinstance(found.model, str)
+        found.field("session_id")
+        assert found.body == body
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+
+
+@given(st.dictionaries(names, values, max_size=5), st.booleans(), st.sampled_from([None, 2]))
+def test_every_field_is_what_json_says(fields: dict[str, object], ascii_only: bool, indent: int | None) -> None:
+    body = json.dumps(fields, ensure_ascii=ascii_only, indent=indent).encode()
+    found = request(body)
+    assert {name: found.field(name) for name in fields} == fields
+
+
+def test_of_a_repeated_header_the_first_value_counts() -> None:
+    found = request(b"", [(b"x-session-id", b"s"), (b"x-session-id", b"t")])
+    assert found.header(b"x-session-id") == b"s"
+    assert found.header(b"x-other") is None
+
+
+# Uploads
+
+UPLOAD = (
+    b"--b\r\n"
+    b'Content-Disposition: form-data; name="file"; filename="model.wav"\r\n'
+    b"Content-Type: audio/wav\r\n"
+    b"\r\n" + bytes(range(256)) * 4 + b"\r\n"
+    b"--b\r\n"
+    b'Content-Disposition: form-data; name="model"\r\n'
+    b"%s"
+    b"\r\n"
+    b"whisper\r\n"
+    b"--b--\r\n"
+)
+MULTIPART: Headers = [(b"content-type", b'Multipart/Form-Data; boundary="b"')]
+
+
+@pytest.mark.parametrize(
+    "more", [b"", b"Content-Type: text/plain\r\n", b"A: 1\r\nB: 2\r\n"], ids=["bare", "one", "two"]
+)
+def test_the_model_of_an_upload_is_found_in_its_form(more: bytes) -> None:
+    assert request(UPLOAD.replace(b"%s", more), MULTIPART).model == "whisper"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"--b--\r\n", UPLOAD.replace(b'name="model"', b'name="models"'), UPLOAD.replace(b"whisper\r\n", b"\r\n")],
+    ids=["empty", "no parts", "another field", "an empty field"],
+)
+def test_an_upload_without_a_model_names_none(body: bytes) -> None:
+    assert request(body.replace(b"%s", b""), MULTIPART).model is None
+
+
+def test_an_upload_has_no_json_fields_even_if_it_looks_like_json() -> None:
+    assert request(b'{"session_id":"s","model":"m"}', MULTIPART).field("session_id") is None
+
+
+# Reading the body
+
+Message = dict[str, Any]
+
+
+def receiver(*messages: Message) -> Callable[[], Any]:
+    async def each() -> AsyncIterator[Message]:
+        for message in messages:
+            yield message
+        raise AssertionError("read beyond the end")
+
+    return each().__anext__
+
+
+def part(body: bytes, *, more: bool) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+GONE: Message = {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "body"),
+    [
+        ([part(b"whole", more=False)], b"whole"),
+        ([part(b"in ", more=True), part(b"two", more=False)], b"in two"),
+        ([part(b"a", more=True), part(b"", more=True), part(b"b", more=True), part(b"", more=False)], b"ab"),
+        ([{"type": "http.request"}], b""),
+        ([part(b"", more=False)], b""),
+    ],
+    ids=["whole", "two parts", "with empty parts", "no body", "an empty body"],
+)
+async def test_a_body_is_read_whole(messages: list[Message], body: bytes) -> None:
+    assert await read_body(receiver(*messages), {}, 5_000) == body
+
+
+async def test_a_body_of_exactly_the_limit_is_taken() -> None:
+    assert await read_body(receiver(part(b"12345", more=False)), {b"content-length": b"5"}, 5) == b"12345"
+
+
+async def test_an_announced_length_over_the_limit_is_refused_before_reading() -> None:
+    with pytest.raises(BodyTooLarge):
+        await read_body(receiver(), {b"content-length": b"6"}, 5)
+
+
+@pytest.mark.parametrize(
+    "announced", [{}, {b"content-length": b"3"}, {b"content-length": b"x"}], ids=["none", "a lie", "odd"]
+)
+async def test_a_body_that_grows_over_the_limit_is_refused_at_once(announced: dict[bytes, bytes]) -> None:
+    with pytest.raises(BodyTooLarge):
+        await read_body(receiver(part(b"123", more=True), part(b"456", more=True)), announced, 5)
+
+
+@pytest.mark.parametrize("before", [[], [part(b"half", more=True)]], ids=["at once", "half way"])
+async def test_a_client_that_leaves_is_noticed(before: list[Message]) -> None:
+    with pytest.raises(ClientLeft):
+        await read_body(receiver(*before, GONE), {}, 100)
+
+
+def test_repr_shows_nothing_of_the_conversation() -> None:
+    assert repr(request(b'{"secret":1}')) == "<Request POST /v1/chat/completions 12 bytes>"
