@@ -35,10 +35,10 @@ def test_the_fields_of_a_body() -> None:
 
 
 def test_only_top_level_fields_count() -> None:
-    body = json.dumps({"messages": [{"session_id": "inner", "model": "inner"}], "metadata": {"session_id": "inner"}})
+    body = json.dumps({"messages": [{"session_id": "inner", "model": "inner"}], "extra": {"session_id": "inner"}})
     found = request(body.encode())
     assert (found.field("session_id"), found.model) == (None, None)
-    assert identify(found, None) is None
+    assert identify(found, None).session is None
 
 
 def test_of_a_repeated_field_the_last_counts() -> None:
@@ -66,7 +66,7 @@ ODD_BODIES = {
 def test_an_odd_body_names_no_model_and_is_kept_as_it_is(body: bytes) -> None:
     found = request(body)
     assert found.model is None
-    assert identify(found, None) is None
+    assert identify(found, None).session is None
     assert found.body == body
 
 

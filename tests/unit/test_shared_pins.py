@@ -12,9 +12,10 @@ from warmroute.core.model import BackendSpec, Session
 from warmroute.core.policy import Bounds
 from warmroute.fleet.registry import Registry
 from warmroute.pins import codec, store
+from warmroute.pins.link import Answer, Ask, Op, StoreError
 from warmroute.pins.memory import PinTable
 from warmroute.pins.shared import SharedPins
-from warmroute.pins.store import Answer, Ask, Op, Store, StoreError
+from warmroute.pins.store import Store
 from warmroute.proxy.placement import Placed, Placement
 
 IDLE = 100.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from .sse import ContentGate
-from .usage import Usage, usage_from
+from .usage import MARK, NO_USAGE, Usage, usage_from
 
 _TAIL = 4096
 """Bytes of an answer's end kept for its usage, which stands in the last event but one, or at the end of a JSON body."""
@@ -26,13 +26,14 @@ class Relay:
     first byte; of any other body the first byte is content.
     """
 
-    __slots__ = ("_gate", "_tail", "event_stream", "state")
+    __slots__ = ("_early_usage", "_gate", "_tail", "event_stream", "state")
 
     def __init__(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self.event_stream = headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
         readable = self.event_stream and status == 200 and b"content-encoding" not in headers
         self._gate = ContentGate() if readable else None
         self._tail = bytearray()
+        self._early_usage = b""  # a JSON body may go on for long after it, with the prompt's token ids
         self.state = RelayState.HELD
 
     def __repr__(self) -> str:
@@ -51,9 +52,12 @@ class Relay:
 
     def note(self, data: bytes) -> None:
         """Once an answer is streaming its bytes pass unchanged: this only remembers the last ones."""
-        self._tail += data
-        if len(self._tail) > 4 * _TAIL:
-            del self._tail[:-_TAIL]
+        tail = self._tail
+        tail += data
+        if len(tail) > 4 * _TAIL:
+            if not self.event_stream and (at := tail.rfind(MARK, 0, -_TAIL)) >= 0:
+                self._early_usage = bytes(tail[at : at + _TAIL])
+            del tail[:-_TAIL]
 
     def finish(self) -> bytes:
         """The backend ended its answer; return what was still held."""
@@ -70,4 +74,5 @@ class Relay:
 
     def usage(self) -> Usage:
         """What the answer said of its tokens."""
-        return usage_from(bytes(self._tail))
+        found = usage_from(bytes(self._tail))
+        return usage_from(self._early_usage) if found == NO_USAGE else found

@@ -3,7 +3,7 @@
 import json
 from typing import Any, NamedTuple
 
-_MARK = b'"usage":'
+MARK = b'"usage":'
 _DECODER = json.JSONDecoder()
 
 
@@ -23,16 +23,16 @@ def usage_from(tail: bytes) -> Usage:
 
     Inside a JSON string quotation marks are escaped, so text that an answer quotes cannot be taken for it.
     """
-    at = tail.rfind(_MARK)
+    at = tail.rfind(MARK)
     while at >= 0:
-        text = tail[at + len(_MARK) :].decode("utf-8", "replace").lstrip()
+        text = tail[at + len(MARK) :].decode("utf-8", "replace").lstrip()
         if text.startswith("{"):
             try:
                 found, _ = _DECODER.raw_decode(text)
             except (ValueError, RecursionError):
                 return NO_USAGE
             return _read(found)
-        at = tail.rfind(_MARK, 0, at)
+        at = tail.rfind(MARK, 0, at)
     return NO_USAGE
 
 

@@ -13,9 +13,10 @@ import redis.exceptions as failures
 from redis.asyncio.connection import Connection, parse_url
 
 from .codec import Naming
+from .link import Answer, Ask, Op, StoreError
 from .memory import PinTable
 from .shared import SharedPins
-from .store import Answer, Ask, Op, Store, StoreError
+from .store import Store
 
 _TIMEOUT = 0.5
 """Seconds until a silent store is given up; requests do not wait for that, see `Store`."""
@@ -189,7 +190,7 @@ def _words(error: Exception) -> str:
             return "it takes no writes: its memory is full"
         case failures.BusyLoadingError():
             return "it is still loading its data"
-    return _first_line(error) or type(error).__name__
+    return _first_line(error).rstrip(".") or type(error).__name__
 
 
 def _first_line(error: Exception) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Container
 
 from ..core.model import Decision, Session
 from . import codec
+from .link import Answer, Op
 from .memory import Pin, PinTable
-from .store import Answer, Flight, Op, Store
+from .store import Flight, Store
 
 _CHUNK = 64
 _PAUSE = 0.01

@@ -8,15 +8,14 @@ each request; and once a batch of questions is overdue, everybody who waits goes
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import count
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from . import codec
+from .link import Answer, Ask, Connect, Link, Op, StoreError
 
 log = logging.getLogger("warmroute.store")
 
@@ -33,51 +32,6 @@ _TRIES = 3
 _LATE = 3
 _PASSES = 4
 """An answer is late only after so many more passes of the event loop: it may have come while this process was busy."""
-
-Answer = int | bytes
-"""0: it was so; 1: it is so now; 2: the same, over a value of another type; bytes: what somebody else has stored."""
-
-
-class Op(StrEnum):
-    """What the store is used for. A closed set: it labels metrics."""
-
-    CONNECT = "connect"
-    LISTEN = "listen"
-    PROBE = "probe"
-    PLACE = "place"
-    WITHDRAW = "withdraw"
-    REFRESH = "refresh"
-
-
-class Ask(NamedTuple):
-    """One question: store `value` (nothing if empty) under `key`, where nothing or `replaces` is; who hears `message`.
-
-    A change of what is stored is always told, a value where there was none only if `announce`.
-    """
-
-    key: bytes
-    value: bytes
-    replaces: bytes
-    message: bytes
-    announce: bool
-
-
-class StoreError(Exception):
-    """The store cannot be used; `reason` says why, for people."""
-
-    def __init__(self, op: Op, reason: str) -> None:
-        super().__init__(reason)
-        self.op, self.reason = op, reason
-
-
-class Link(Protocol):
-    """Connections to a store, as `pins.redis` makes them. Both methods raise StoreError."""
-
-    async def ask(self, asks: Sequence[Ask]) -> list[Answer]: ...
-    async def hear(self) -> bytes: ...
-
-
-Connect = Callable[[], AbstractAsyncContextManager[Link]]
 
 
 @dataclass(slots=True, eq=False)
@@ -324,17 +278,24 @@ class Store:
         self._overdue = False
         self._late = self._late + 1 if alarm.rung else 0
         for flight, answer in zip(batch, answers, strict=True):
-            del self.flights[flight.name]
-            granted: bool | None = True
-            if flight.name is not _MARKER:
-                granted = follower.answered(flight, answer)
-            elif not self._marked(answer):
-                log.info("the shared store has lost its data and is filled again")
-                follower.gap(self._clock())
-            if self.flights.get(flight.name) is not flight:  # else it has been asked again
-                self._finish(flight, granted)
+            self._answered(follower, flight, answer)
         if self._late >= _LATE:
             raise StoreError(Op.PROBE, self._too_slow())
+
+    def _answered(self, follower: Follower, flight: Flight, answer: Answer) -> None:
+        granted: bool | None = None
+        del self.flights[flight.name]
+        try:
+            if flight.name is not _MARKER:
+                granted = follower.answered(flight, answer)
+            else:
+                granted = self._marked(answer)
+                if not granted:
+                    log.info("the shared store has lost its data and is filled again")
+                    follower.gap(self._clock())
+        finally:
+            if self.flights.get(flight.name) is not flight:  # else it has been asked again
+                self._finish(flight, granted)
 
     def _question(self, name: bytes, value: bytes, replaces: bytes, *, announce: bool) -> Ask:
         key = self._naming.marker if name is _MARKER else self._naming.stored(name)

@@ -1,0 +1,51 @@
+"""What is asked of a shared store and what it answers; the words that the store and its connections have in common."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+Answer = int | bytes
+"""0: it was so; 1: it is so now; 2: the same, over a value of another type; bytes: what somebody else has stored."""
+
+
+class Op(StrEnum):
+    """What the store is used for. A closed set: it labels metrics."""
+
+    CONNECT = "connect"
+    LISTEN = "listen"
+    PROBE = "probe"
+    PLACE = "place"
+    WITHDRAW = "withdraw"
+    REFRESH = "refresh"
+
+
+class Ask(NamedTuple):
+    """One question: store `value` (nothing if empty) under `key`, where nothing or `replaces` is; who hears `message`.
+
+    A change of what is stored is always told, a value where there was none only if `announce`.
+    """
+
+    key: bytes
+    value: bytes
+    replaces: bytes
+    message: bytes
+    announce: bool
+
+
+class StoreError(Exception):
+    """The store cannot be used; `reason` says why, for people."""
+
+    def __init__(self, op: Op, reason: str) -> None:
+        super().__init__(reason)
+        self.op, self.reason = op, reason
+
+
+class Link(Protocol):
+    """Connections to a store, as `pins.redis` makes them. Both methods raise StoreError."""
+
+    async def ask(self, asks: Sequence[Ask]) -> list[Answer]: ...
+    async def hear(self) -> bytes: ...
+
+
+Connect = Callable[[], AbstractAsyncContextManager[Link]]
