@@ -15,8 +15,8 @@ A map of the package, in the order in which a request meets it:
     check, control      `warmroute check URL`; the commands that talk to a running router
     demo                simulated servers, router and chat in one process
 
-Arrows point one way: core <- pins <- fleet <- observe <- proxy <- web, sim <- app <- demo <- cli. core imports only
-itself and the pure standard library. State changes are synchronous and whole; async code only moves bytes.
+Arrows point one way: core <- pins <- fleet <- observe <- proxy <- web, sim <- listeners <- app <- demo <- cli. core imports
+only itself and the pure standard library. State changes are synchronous and whole; async code only moves bytes.
 """
 
 __version__ = "0.1.0"

@@ -1,22 +1,21 @@
 """The composition root: a Config becomes a running router. The only place that constructs."""
 
 import asyncio
-import contextlib
 import gc
 import logging
+import resource
 import secrets
 import signal
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import httpx
-import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from . import listeners
 from .config import Config, ConfigError, read_secret
 from .core.health import Thresholds
 from .core.identity import ladder
@@ -25,11 +24,13 @@ from .core.policy import Bounds
 from .fleet.prober import Prober, ProbeTimes
 from .fleet.registry import Registry
 from .fleet.scraper import Scraper, ScrapeTimes, series_filter
+from .listeners import StartError
 from .observe.counters import RequestCounters
 from .observe.log import AccessLog, as_json, as_text
 from .observe.metrics import MetricsPage, RouterCollector
 from .observe.record import RequestRecord
 from .observe.state import StateView
+from .observe.writer import BackgroundWriter
 from .pins import codec
 from .pins.memory import PinTable
 from .pins.shared import SharedPins
@@ -44,62 +45,6 @@ log = logging.getLogger("warmroute")
 
 _STORE_AT_START = 1.0
 """Seconds that a start waits for the shared store, so that sessions which live already are found from the first request."""
-
-_BACKLOG = 4096
-_CLIENT_KEEP_ALIVE = 75
-"""Seconds that a client's idle connection is kept, longer than the usual 60 s of what stands in front."""
-
-
-class StartError(Exception):
-    """The router cannot start; one line says why."""
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the router, of which it is one of two listeners."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, opened before anything starts so that a port in use is one line and no traceback."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return sock
-
-
-def _uvicorn(app: Any, http: type[asyncio.Protocol], graceful: float) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            http=http,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            date_header=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=_BACKLOG,
-            timeout_keep_alive=_CLIENT_KEEP_ALIVE,
-            timeout_graceful_shutdown=max(1, round(graceful)),
-        )
-    )
 
 
 class Router:
@@ -122,9 +67,9 @@ class Router:
             secret = read_secret(config.store)
         except ConfigError as error:
             raise StartError(str(error)) from None
-        data_socket = _listen(listen.host, listen.port)
+        data_socket = listeners.listen(listen.host, listen.port)
         try:
-            admin_socket = _listen(listen.admin_host, listen.admin_port)
+            admin_socket = listeners.listen(listen.admin_host, listen.admin_port)
         except StartError:
             data_socket.close()
             raise
@@ -141,15 +86,15 @@ class Router:
         if shared is not None:
             await shared.store.tried(_STORE_AT_START)
         self._servers = (
-            _uvicorn(self._data_app, DataProtocol, config.limits.shutdown),
-            _uvicorn(self._admin_app, HttpToolsProtocol, 1.0),
+            listeners.server(self._data_app, DataProtocol, config.limits.shutdown),
+            listeners.server(self._admin_app, HttpToolsProtocol, 1.0),
         )
         self._serving = [
             asyncio.ensure_future(server.serve(sockets=[sock]))
             for server, sock in zip(self._servers, (data_socket, admin_socket), strict=True)
         ]
-        self.data_url = _url(listen.host, data_socket)
-        self.admin_url = _url(listen.admin_host, admin_socket)
+        self.data_url = listeners.url_of(listen.host, data_socket)
+        self.admin_url = listeners.url_of(listen.admin_host, admin_socket)
         await asyncio.gather(*(server.ready.wait() for server in self._servers))
         return self
 
@@ -257,6 +202,8 @@ class Router:
         self.stopping = True
         data_server, admin_server = self._servers
         data_server.should_exit = True
+        await asyncio.wait({self._serving[0]}, timeout=self.config.limits.shutdown)
+        self._end_exchanges()
         await self._serving[0]
         admin_server.should_exit = True
         await self._serving[1]
@@ -268,6 +215,16 @@ class Router:
         await self._http.aclose()
         if self._access_log is not None:
             self._access_log.close()
+
+    def hurry(self) -> None:
+        """Stop now: end what runs, visibly, and wait for nobody."""
+        self._end_exchanges()
+        for server in self._servers:
+            server.force_exit = True
+
+    def _end_exchanges(self) -> None:
+        for pool in self._pools.values():
+            pool.stop_exchanges(Failure(Phase.HEAD, "own", "the router is stopping", own=True))
 
     def state(self) -> dict[str, object]:
         """The JSON of GET /api/state."""
@@ -303,33 +260,40 @@ class Router:
             await asyncio.sleep(1.0)
 
 
-def _url(host: str, sock: socket.socket) -> str:
-    port = sock.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
-
-
 def _access_log(config: Config) -> AccessLog | None:
     choice = config.log.format
     if choice == "off":
         return None
     if choice == "auto":
         choice = "text" if sys.stderr.isatty() else "json"
-    return AccessLog(sys.stderr, as_text if choice == "text" else as_json)
+    return AccessLog(BackgroundWriter(sys.stderr), as_text if choice == "text" else as_json)
 
 
 async def serve(config: Config) -> None:
-    """Run until SIGTERM or SIGINT. Raises StartError."""
+    """Run until SIGTERM or SIGINT; a second one ends at once. Raises StartError."""
+    _raise_descriptor_limit()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with Router(config) as router:
+
+        def signalled() -> None:
+            if ended.is_set():
+                router.hurry()
+            ended.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ended.set)
+            loop.add_signal_handler(number, signalled)
         names = ", ".join(spec.name for spec in config.specs)
         print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
-        _settle_memory()
         print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)
+        _settle_memory()
         await ended.wait()
+
+
+def _raise_descriptor_limit() -> None:
+    """Take as many file descriptors as the system gives: a stream needs two, and many systems begin with 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _settle_memory() -> None:

@@ -14,6 +14,7 @@ import uvloop
 from . import __version__, check, control, demo
 from .app import StartError, serve
 from .config import Config, ConfigError, load
+from .observe.writer import BackgroundWriter
 from .sim import backend as sim_backend
 
 RUNTIME_ERROR, USAGE_ERROR = 1, 2
@@ -21,7 +22,9 @@ RUNTIME_ERROR, USAGE_ERROR = 1, 2
 
 def _run(work: Coroutine[Any, Any, Any], level: int = logging.INFO) -> Any:
     """Run to the end on uvloop. A start that fails is one line and exit code 1."""
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=BackgroundWriter(sys.stderr)
+    )
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_not_our_broken_bodies)

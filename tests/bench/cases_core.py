@@ -8,7 +8,7 @@ from random import Random
 
 from warmroute.core.headers import first_values
 from warmroute.core.health import Thresholds
-from warmroute.core.identity import identify
+from warmroute.core.identity import SOURCES, identify
 from warmroute.core.model import BackendSpec, Decision, PinView, Reason, Session
 from warmroute.core.policy import Fleet, decide
 from warmroute.core.relay import Relay
@@ -16,7 +16,7 @@ from warmroute.core.ring import Ring
 from warmroute.core.usage import usage_from
 from warmroute.fleet.registry import Registry
 from warmroute.pins.memory import PinTable
-from warmroute.proxy.request import Request
+from warmroute.proxy.request import Request, reader_for
 
 from .backend import GOLDEN, MODEL
 from .rendezvous import Rendezvous
@@ -135,9 +135,10 @@ def ring_rows(scale: Scale) -> Iterator[Row]:
 
 def _identifier(headers: list[tuple[bytes, bytes]], content: bytes) -> Callable[[], Session | None]:
     """A call that finds a fresh request's model and session, as the router does once for each."""
+    reader = reader_for(SOURCES)
 
     def work() -> Session | None:
-        request = Request("POST", b"/v1/chat/completions", "chat", headers, first_values(headers), content)
+        request = Request("POST", b"/v1/chat/completions", "chat", headers, first_values(headers), content, reader)
         return identify(request, request.model).session
 
     return work

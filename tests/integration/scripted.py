@@ -119,6 +119,7 @@ class Scripted:
     metrics: str = ""
     health: Script | None = None
     metrics_script: Script | None = None
+    models_script: Script | None = None
     port: int = 0
 
     def __post_init__(self) -> None:
@@ -191,6 +192,8 @@ class Scripted:
         path = talk.seen.path
         if path == "/health":
             await (self.health(talk) if self.health else _ok(talk))
+        elif path == "/v1/models" and self.models_script:
+            await self.models_script(talk)
         elif path == "/v1/models":
             talk.json(
                 {"object": "list", "data": [{"id": m, "object": "model", "max_model_len": 8192} for m in self.models]}

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from warmroute.app import Router
+from warmroute.config import Config
 
-from .conftest import StartRouter, until, up
+from .conftest import FAST, StartRouter, until, up
 from .scripted import RawClient, Script, Scripted, Talk, answer, free_port, role, token
 
 
@@ -343,3 +344,166 @@ async def test_a_connection_that_nobody_accepts_is_given_up_in_time(
         assert router.registry.backends[hole.name].health.up is False
         for filler in fillers:
             filler.close()
+
+
+# Faults that were found by attack, each with what is right
+
+
+async def warm_up(router: Router, count: int = 12) -> None:
+    """Give every backend a kept-alive connection."""
+    async with await RawClient.connect(router.data_url) as client:
+        for i in range(count):
+            assert (await client.chat(f"w{i}")).status == 200
+
+
+async def test_a_poison_request_kills_two_backends_at_most_on_reused_connections_too(
+    router: Router, backends: list[Scripted]
+) -> None:
+    await warm_up(router)
+    for backend in backends:
+
+        async def die(talk: Talk, backend: Scripted = backend) -> None:
+            await backend.stop()
+
+        backend.script = die
+    async with await RawClient.connect(router.data_url) as client:
+        reply = await client.chat("w1", x="poison")
+    assert reply.status == 502
+    assert sum(bool(b._server) for b in backends) == 1
+
+
+async def test_requests_that_break_take_no_backend_from_the_others(router: Router, backends: list[Scripted]) -> None:
+    async def picky(talk: Talk) -> None:
+        if b"poison" in talk.seen.body:
+            talk.reset()
+        else:
+            await answer(talk)
+
+    for backend in backends:
+        backend.script = picky
+
+    async def ask(x: str) -> int:
+        async with await RawClient.connect(router.data_url) as client:
+            return (await client.chat(None, x=x)).status
+
+    statuses = await asyncio.gather(*(ask("poison" if i % 2 else "good") for i in range(40)))
+    assert statuses[::2] == [200] * 20
+    assert set(statuses[1::2]) == {502}
+    assert up(router) == 3
+
+
+async def test_a_connection_whose_request_was_not_read_is_not_used_again(
+    backends: list[Scripted], start_router: StartRouter
+) -> None:
+    async def answer_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET"):
+                    body = b'{"data":[{"id":"m"}]}' if b"models" in head else b""
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+                    continue
+                writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\n{}")
+                if b"content-length: 2" in head:
+                    await asyncio.sleep(30)  # reads no more of this one
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(answer_early, "127.0.0.1", 0)
+    backend = Scripted(port=server.sockets[0].getsockname()[1])
+    router = await start_router([backend])
+    async with await RawClient.connect(router.data_url) as client:
+        client.post(b"x" * 20_000_000)
+        assert (await asyncio.wait_for(client.reply(), 10)).status == 400
+        assert (await asyncio.wait_for(client.chat("s"), 5)).status == 400
+    server.close()
+
+
+async def test_a_long_work_that_breaks_is_not_taken_for_a_stale_connection(
+    router: Router, backends: list[Scripted]
+) -> None:
+    await warm_up(router)
+    before = sum(len(b.posts) for b in backends)
+
+    async def slow_death(talk: Talk) -> None:
+        await asyncio.sleep(0.6)
+        talk.close()
+
+    for backend in backends:
+        backend.script = slow_death
+    async with await RawClient.connect(router.data_url) as client:
+        assert (await client.chat("w1")).status == 502
+    assert sum(len(b.posts) for b in backends) - before == 2  # two backends, once each
+
+
+async def test_bytes_after_the_end_of_an_answer_reach_nobody(router: Router, backends: list[Scripted]) -> None:
+    async def two_answers(talk: Talk) -> None:
+        talk.stream_head()
+        talk.event(token("one"))
+        await talk.drain()
+        await asyncio.sleep(0.05)
+        talk.send(b"0\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nEVIL!")
+
+    for backend in backends:
+        backend.script = two_answers
+    async with await RawClient.connect(router.data_url) as client:
+        reply = await client.chat("s", stream=True)
+        assert (reply.whole, b"EVIL" in reply.body) == (True, False)
+        for backend in backends:
+            backend.script = answer
+        assert (await client.chat("s")).status == 200
+
+
+async def test_a_hung_health_page_and_an_odd_model_list_stop_nothing(
+    backends: list[Scripted], start_router: StartRouter
+) -> None:
+    async def endless(talk: Talk) -> None:
+        talk.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        while not talk.writer.is_closing():
+            talk.chunk(b"x" * 65_536)
+            await talk.drain()
+
+    backends[1].health = endless
+    backends[2].metrics_script = endless
+    router = await start_router(backends, wait=False)
+    await until(lambda: router.registry.backends[backends[1].name].health.up is False)
+    await until(lambda: "larger than" in (router.registry.backends[backends[2].name].scrape.error or ""))
+    assert "larger than" in router.registry.backends[backends[1].name].health.reason
+    async with await RawClient.connect(router.data_url) as client:
+        assert (await client.chat("s")).status == 200
+    assert router.counters.internal_errors == {}
+
+
+async def test_stopping_ends_what_runs_visibly_and_in_time(start_router: StartRouter, backends: list[Scripted]) -> None:
+    async def forever(talk: Talk) -> None:
+        talk.stream_head()
+        talk.event(token("one"))
+        await talk.peer_closed(within=20)
+
+    async def never(talk: Talk) -> None:
+        await talk.peer_closed(within=20)
+
+    for backend in backends:
+        backend.script = forever
+    config = Config.model_validate({**FAST, "limits": {"shutdown": 0.5}, "backends": [b.url for b in backends]})
+    async with Router(config) as router:
+        await until(lambda: up(router) == 3)
+        streaming, waiting = await RawClient.connect(router.data_url), await RawClient.connect(router.data_url)
+        streaming.post({"model": "m", "stream": True})
+        await streaming.head()
+        for backend in backends:
+            backend.script = never
+        waiting.post({"model": "m"})
+        await until(lambda: sum(b.in_flight for b in router.registry.backends.values()) == 2)
+        started = time.monotonic()
+    assert time.monotonic() - started < 3
+    body = b""
+    while part := await streaming.chunk():
+        body += part
+    assert b"the router is stopping" in body
+    assert b"[DONE]" not in body
+    reply = await waiting.reply()
+    assert (reply.status, reply.header("retry-after")) == (503, "1")
+    assert "the router is stopping" in str(reply.json())
+    streaming.writer.close()
+    waiting.writer.close()

@@ -11,7 +11,7 @@ import pytest
 
 from warmroute.app import Router
 
-from .conftest import StartRouter
+from .conftest import StartRouter, until, up
 from .scripted import RawClient, Scripted, Talk
 
 
@@ -267,3 +267,85 @@ async def test_head_on_the_root_is_answered_for_clients_that_probe_their_base_ur
         client.send(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await client.reply("HEAD")).status == 200
         assert (await client.chat("s")).status == 200
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked", "late"])
+async def test_an_offer_of_another_protocol_is_ignored_and_the_body_arrives(
+    router: Router, backends: list[Scripted], framing: str
+) -> None:
+    body = b'{"model":"m","session_id":"s"}'
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\n"
+    head += b"upgrade: h2c\r\nhttp2-settings: AA\r\n"
+    async with await RawClient.connect(router.data_url) as client:
+        for _ in range(2):
+            if framing == "chunked":
+                client.send(head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            else:
+                client.send(head + b"content-length: %d\r\n\r\n" % len(body))
+                await asyncio.sleep(0.1 if framing == "late" else 0)
+                client.send(body)
+            reply = await asyncio.wait_for(client.reply(), 3)
+            assert (reply.status, reply.header("x-warmroute-key")) == (200, "session_id")
+    seen = [s for b in backends for s in b.posts]
+    assert [s.body for s in seen] == [body, body]
+    assert [s.header("upgrade") for s in seen] == [None, None]
+
+
+async def test_headers_without_end_are_refused(router: Router) -> None:
+    async with await RawClient.connect(router.data_url) as client:
+        client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-long: " + b"y" * 65_536)
+        reply = await asyncio.wait_for(client.reply(), 3)
+        assert (reply.status, reply.header("connection")) == (431, "close")
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+async def test_a_bodiless_status_with_a_length_ends_too(
+    router: Router, backends: list[Scripted], status: bytes
+) -> None:
+    async def bare(talk: Talk) -> None:
+        talk.send(b"HTTP/1.1 " + status + b"\r\ncontent-length: 7\r\n\r\n")
+
+    for backend in backends:
+        backend.script = bare
+    async with await RawClient.connect(router.data_url) as client:
+        reply = await asyncio.wait_for(client.chat("s"), 3)
+    assert reply.status == int(status[:3])
+    assert router.counters.internal_errors == {}
+
+
+async def test_a_status_that_http_does_not_have_is_a_failed_exchange(router: Router, backends: list[Scripted]) -> None:
+    async def odd(talk: Talk) -> None:
+        talk.send(b"HTTP/1.1 999 Odd\r\ncontent-length: 2\r\n\r\n{}")
+
+    for backend in backends:
+        backend.script = odd
+    async with await RawClient.connect(router.data_url) as client:
+        assert (await client.chat("s")).status == 502
+    assert router.counters.internal_errors == {}
+
+
+async def test_a_model_list_that_wants_a_key_is_asked_for_with_the_clients_own(
+    backends: list[Scripted], start_router: StartRouter
+) -> None:
+    async def keyed(talk: Talk) -> None:
+        if talk.seen.header("authorization") == "Bearer k":
+            talk.json({"object": "list", "data": [{"id": "m"}]})
+        else:
+            talk.json({"error": "no key"}, "401 Unauthorized")
+
+    for backend in backends:
+        backend.models_script = keyed
+    router = await start_router(backends, wait=False)
+    await until(lambda: up(router) == 3)
+    async with await RawClient.connect(router.data_url) as client:
+        client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n")
+        reply = await client.reply()
+        assert (reply.status, reply.json()["object"]) == (200, "list")
+        assert (await client.chat("s")).status == 200
+
+
+async def test_a_refusal_before_a_long_body_ends_the_connection(router: Router) -> None:
+    async with await RawClient.connect(router.data_url) as client:
+        client.send(b"POST /sleep HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n")
+        reply = await client.reply()
+        assert (reply.status, reply.header("connection")) == (404, "close")

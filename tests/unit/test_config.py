@@ -78,8 +78,8 @@ BAD: dict[str, list[str]] = {
     "unknown-key-of-a-backend": ["{file}:4: unknown key 'backends.1.wieght'; did you mean 'weight'?"],
     "unknown-section": ["{file}:2: unknown key 'helth'; did you mean 'health'?"],
     "vllm-series-unknown": ["{file}:3: metrics.vllm_series: expected 'all', 'none' or a list of names"],
-    "weight-too-large": ["{file}:4: backends.1.weight: Input should be less than or equal to 100"],
-    "weight-zero": ["{file}:3: backends.1.weight: Input should be greater than 0"],
+    "weight-too-large": ["{file}:4: backends.1.weight: Input should be less than or equal to 10"],
+    "weight-zero": ["{file}:3: backends.1.weight: Input should be greater than or equal to 0.1"],
 }
 """File -> its message, one line a fault."""
 
@@ -263,7 +263,7 @@ def test_a_key_from_the_environment(name: str, text: str, path: tuple[str, ...],
             "environment variable WARMROUTE_LISTEN__PORT: listen.port: Input should be a valid integer,"
             " unable to parse string as an integer",
         ),
-        ("LISTEN__PORT", "[1", "environment variable WARMROUTE_LISTEN__PORT: '[1' cannot be read as a value"),
+        ("LISTEN__PORT", "[1", "environment variable WARMROUTE_LISTEN__PORT: what it holds cannot be read as a value"),
         (
             "HEALTH__INTERVAL",
             "soon",

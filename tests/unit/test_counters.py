@@ -59,6 +59,12 @@ def test_a_retry_is_counted_by_what_failed_before(
     assert counters.retries == retries
 
 
+def test_values_that_named_no_conversation_are_counted_by_source_and_reason() -> None:
+    refused = ("x-session-id", "template")
+    counters = counted(record(refused_keys=(refused,)), record(refused_keys=(refused, ("codex", "empty"))), record())
+    assert counters.refused_keys == {refused: 2, ("codex", "empty"): 1}
+
+
 def test_clients_that_left_are_counted() -> None:
     assert counted(record(aborted=True), record()).client_aborts == 1
 

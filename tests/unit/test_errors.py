@@ -15,6 +15,7 @@ ALL = {
     "unknown_model": (errors.unknown_model("x", ["m", "n"]), 404, "model_not_found"),
     "none_available": (errors.none_available(["a is down (timed out)", "b is starting"]), 503, "no_backend_available"),
     "all_failed": (errors.all_failed(["a: connection refused by a:8000"]), 502, "backend_failed"),
+    "own_fault": (errors.own_fault("no file descriptor is left"), 503, "router_unavailable"),
     "broke_off": (errors.broke_off("the connection to a broke"), 502, "backend_failed"),
     "internal": (errors.internal(), 500, "router_error"),
 }
@@ -25,6 +26,7 @@ ANTHROPIC_TYPES = {
     "unknown_model": "not_found_error",
     "none_available": "overloaded_error",
     "all_failed": "api_error",
+    "own_fault": "overloaded_error",
     "broke_off": "api_error",
     "internal": "api_error",
 }
@@ -80,6 +82,7 @@ def test_every_constructor_is_covered() -> None:
         ("unknown_model", ["'x'", "m, n"]),
         ("none_available", ["a is down (timed out); b is starting", "try again"]),
         ("all_failed", ["a: connection refused by a:8000", "try again"]),
+        ("own_fault", ["no file descriptor is left", "try again"]),
         ("broke_off", ["the connection to a broke", "ask again"]),
         ("internal", ["its log says why"]),
     ],
@@ -95,7 +98,7 @@ def test_waiting_is_advised_where_it_helps_and_only_there(name: str) -> None:
     error = ALL[name][0]
     headers = dict(error.headers())
     assert headers[b"content-type"] == b"application/json"
-    waits = {"none_available": b"2", "all_failed": b"1"}
+    waits = {"none_available": b"2", "all_failed": b"1", "own_fault": b"1"}
     assert headers.get(b"retry-after") == waits.get(name)
     assert headers.get(b"allow") == (b"GET, HEAD" if name == "method_not_allowed" else None)
 

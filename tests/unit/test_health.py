@@ -101,33 +101,7 @@ def test_further_refused_connections_change_nothing_but_a_rise_under_way() -> No
     assert probe(health, "+") == [True]
 
 
-def test_broken_exchanges_count_as_failed_checks() -> None:
-    health = Health()
-    probe(health, "+")
-    assert not health.exchange_failed("reset", LIMITS)
-    assert probe(health, "-") == [False]
-    assert health.exchange_failed("reset", LIMITS)
-    assert (health.up, health.reason) == (False, "reset")
-
-
-def test_a_passed_check_forgives_broken_exchanges() -> None:
-    health = Health()
-    probe(health, "+")
-    for _ in range(10):
-        health.exchange_failed("reset", LIMITS)
-        health.exchange_failed("reset", LIMITS)
-        probe(health, "+")
-    assert health.up
-
-
-def test_a_late_failure_of_an_exchange_does_not_disturb_a_rise() -> None:
-    health = Health()
-    probe(health, "-+")
-    assert not health.exchange_failed("reset", LIMITS)
-    assert probe(health, "+") == [True]
-
-
-events = st.lists(st.sampled_from("+-cx"), max_size=60)
+events = st.lists(st.sampled_from("+-c"), max_size=60)
 
 
 @given(events, st.integers(1, 5), st.integers(1, 5))
@@ -135,12 +109,9 @@ def test_a_change_is_told_exactly_when_it_happens(events: list[str], fall: int, 
     health, limits = Health(), Thresholds(fall, rise)
     for event in events:
         before = health.up
-        if event == "c":
-            changed = health.connect_failed("refused")
-        elif event == "x":
-            changed = health.exchange_failed("reset", limits)
-        else:
-            changed = health.probed(None if event == "+" else "503", limits)
+        changed = (
+            health.connect_failed("refused") if event == "c" else health.probed(None if event == "+" else "503", limits)
+        )
         assert changed == (health.up is not before)
         assert (health.reason == "") == (health.up is not False)
 

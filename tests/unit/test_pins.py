@@ -90,9 +90,10 @@ def test_content_confirms_it(table: PinTable, clock: Clock) -> None:
 
 def test_a_new_pin_that_is_withdrawn_is_gone(table: PinTable) -> None:
     table.reserve(session(), bind("a"))
-    table.withdraw(session(), bind("a"))
+    assert table.withdraw(session(), bind("a"))
     assert where(table, session()) is None
     assert table.sessions("a") == 0
+    assert not table.withdraw(session(), bind("a"))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_a_chain_of_withdrawn_moves_restores_the_confirmed_pin(table: PinTable) 
 
 def test_a_confirmed_pin_is_not_withdrawn(table: PinTable) -> None:
     place(table, session(), bind("a"))
-    table.withdraw(session(), keep("a"))
+    assert not table.withdraw(session(), keep("a"))
     assert where(table, session()) == "a"
 
 
@@ -219,6 +220,19 @@ def test_content_pins_a_session_whose_reservation_was_lost_meanwhile(
     assert where(table, session()) is None
     table.confirm(session(), bind("a"))
     assert where(table, session()) == "a"
+
+
+def test_a_session_that_another_router_has_elsewhere_is_relocated_and_stays_what_it_was(
+    table: PinTable, clock: Clock
+) -> None:
+    place(table, session(), bind("a", "1"))
+    table.reserve(session(), move("b"))
+    clock.now += 7
+    table.relocate(session().key, "c", "0")
+    assert table.get(session().key) == Pin("c", "0", "x-session-id", used=1000.0, turns=1, confirmed=True)
+    assert [table.sessions(name) for name in "abc"] == [0, 0, 1]
+    assert (table.engine_sessions("c", "0"), table.engine_sessions("b", None)) == (1, 0)
+    assert not table.withdraw(session(), move("b"))
 
 
 # Many sessions
@@ -350,12 +364,17 @@ class Naive:
         self.pins[key] = replace(pin, confirmed=True, before=None, turns=pin.turns + 1, used=now, touched=self.touch())
         return moved
 
-    def withdraw(self, key: bytes, decision: Decision, now: float) -> None:
+    def withdraw(self, key: bytes, decision: Decision, now: float) -> bool:
         pin = self.pins.get(key)
-        if pin is not None and not pin.confirmed and pin.backend == decision.backend:
-            del self.pins[key]
-            if pin.before is not None:
-                self.pins[key] = replace(pin.before, used=now, touched=self.touch())
+        if pin is None or pin.confirmed or pin.backend != decision.backend:
+            return False
+        del self.pins[key]
+        if pin.before is not None:
+            self.pins[key] = replace(pin.before, used=now, touched=self.touch())
+        return True
+
+    def relocate(self, key: bytes, backend: str, engine: str | None) -> None:
+        self.pins[key] = replace(self.pins[key], backend=backend, engine=engine, confirmed=True, before=None)
 
 
 KEYS = st.sampled_from([session(name) for name in "12345"])
@@ -392,8 +411,15 @@ class History(RuleBasedStateMachine):
             moved = self.naive.confirm(who.key, decision, self.clock.now)
             assert self.table.confirm(who, decision) == moved
         elif end == "withdraw":
-            self.table.withdraw(who, decision)
-            self.naive.withdraw(who.key, decision, self.clock.now)
+            withdrawn = self.naive.withdraw(who.key, decision, self.clock.now)
+            assert self.table.withdraw(who, decision) == withdrawn
+
+    @precondition(lambda self: self.naive.pins)
+    @rule(which=st.integers(0, 99), backend=BACKENDS, engine=ENGINES)
+    def relocate(self, which: int, backend: str, engine: str | None) -> None:
+        key = sorted(self.naive.pins)[which % len(self.naive.pins)]
+        self.table.relocate(key, backend, engine)
+        self.naive.relocate(key, backend, engine)
 
     @rule(seconds=st.sampled_from([0.5, IDLE / 3, IDLE / 2, IDLE]))
     def wait(self, seconds: float) -> None:
@@ -418,6 +444,7 @@ class History(RuleBasedStateMachine):
     @invariant()
     def the_table_is_the_naive_one(self) -> None:
         by_use = sorted(self.naive.pins.items(), key=lambda item: -item[1].touched)
+        assert self.table.names() == [key for key, _ in by_use]
         assert [(key, pin.backend, pin.engine, pin.turns, pin.confirmed) for key, pin in self.table.newest()] == [
             (key, pin.backend, pin.engine, pin.turns, pin.confirmed) for key, pin in by_use
         ]

@@ -17,6 +17,7 @@ from warmroute.pins.memory import PinTable
 REFUSED = Failure(Phase.CONNECT, "refused", "connection refused by a:8000")
 RESET = Failure(Phase.HEAD, "reset", "the connection broke")
 STALE = Failure(Phase.HEAD, "closed", "closed while idle", stale=True)
+OWN = Failure(Phase.CONNECT, "own", "too many open files", own=True)
 BROKE_OFF = Failure(Phase.STREAM, "reset", "the connection broke")
 
 
@@ -206,11 +207,19 @@ def test_a_change_is_told_and_dated_once() -> None:
     [
         (REFUSED, 1, "down", 1),
         (RESET, 1, "up", 1),
-        (RESET, 3, "down", 3),
-        (BROKE_OFF, 3, "down", 3),
+        (RESET, 30, "up", 30),
+        (BROKE_OFF, 30, "up", 30),
+        (OWN, 9, "up", 0),
         (STALE, 9, "up", 0),
     ],
-    ids=["refused", "reset once", "reset thrice", "broke off thrice", "stale connections"],
+    ids=[
+        "refused",
+        "reset once",
+        "reset by many requests",
+        "broke off often",
+        "the router's own fault",
+        "stale connections",
+    ],
 )
 def test_failures_of_requests(failure: Failure, times: int, state: str, failures: int) -> None:
     of = registry()

@@ -13,7 +13,7 @@ from warmroute.core.retry import MAX_SENT, Verdict, verdict
     [
         (Phase.CONNECT, False, 0, Verdict.OTHER),
         (Phase.CONNECT, False, 1, Verdict.OTHER),
-        (Phase.CONNECT, False, 9, Verdict.OTHER),
+        (Phase.CONNECT, False, 2, Verdict.GIVE_UP),
         (Phase.HEAD, True, 1, Verdict.SAME),
         (Phase.HEAD, True, 2, Verdict.SAME),
         (Phase.HEAD, False, 1, Verdict.OTHER),
@@ -25,7 +25,7 @@ from warmroute.core.retry import MAX_SENT, Verdict, verdict
     ids=[
         "refused by the first",
         "refused after one had it",
-        "refusals never use up a try",
+        "refused after two had it",
         "a stale connection",
         "a stale connection to the second",
         "the first broke",

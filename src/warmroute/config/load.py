@@ -17,6 +17,11 @@ _NOT_KEYS = re.compile(r"ADMIN|SERVICE_(HOST|PORT(_\w+)?)|PORT(_\w+)?")
 """Variables of that prefix which are no keys: the address that the commands ask, and what Kubernetes sets for a Service
 named warmroute."""
 
+_TEXTS = frozenset(
+    {("backends",), ("store", "redis"), ("store", "secret"), ("store", "secret_file"), ("store", "prefix")}
+)
+"""Values that are taken as they are, whatever YAML would make of them; secrets among them are never shown."""
+
 KeyPath = tuple[str | int, ...]
 Lines = dict[KeyPath, int]
 
@@ -71,6 +76,8 @@ def _read(file: Path) -> tuple[dict[str, Any], Lines]:
         where = f"{file}:{mark.line + 1}" if mark else str(file)
         problem = getattr(error, "problem", None) or str(error).split("\n")[0]
         raise ConfigError(f"{where}: not YAML: {problem}") from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{file}: holds a value that cannot be read: {type(error).__name__}: {error}") from None
     if data is None:
         return {}, {}
     if not isinstance(data, dict):
@@ -111,9 +118,11 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], d
             continue
         path = tuple(word.lower().split("__"))
         try:
-            value = (text.replace(",", " ").split() or None) if path == ("backends",) else yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"environment variable {name}: {text!r} cannot be read as a value") from None
+            value = text if path in _TEXTS else yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
+            raise ConfigError(f"environment variable {name}: what it holds cannot be read as a value") from None
+        if path == ("backends",):
+            value = text.replace(",", " ").split() or None
         names[path] = name
         # Below a section a mapping is never meant: it is an address such as :: that YAML takes for one.
         data = _merge(data, _nested(path, text if isinstance(value, dict) and len(path) > 1 else value))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -44,7 +45,7 @@ def _size(value: object) -> object:
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 
 
@@ -64,7 +65,7 @@ class BackendConfig(_Section):
 
     url: str
     name: str = ""
-    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    weight: Annotated[float, Field(ge=0.1, le=10)] = 1.0
 
     @model_validator(mode="before")
     @classmethod
@@ -78,6 +79,10 @@ class BackendConfig(_Section):
         matched = _URL.fullmatch(text)
         if matched is None or any(mark in text for mark in "?#@\\") or not _is_port(matched[3]):
             raise ValueError(f"{value!r} is not the URL of a server; write it like http://127.0.0.1:8000")
+        try:
+            httpx.URL(text)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{value!r} cannot be asked: {error}") from None
         return text
 
     @field_validator("name")

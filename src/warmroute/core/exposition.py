@@ -12,6 +12,8 @@ _SAMPLE = re.compile(
 )
 """A sample as the text format has it: name, labels, value, and a time that is not passed on."""
 _OWN_LABEL = re.compile(r'(^|,)backend="')
+_LARGEST = 2.0**63
+"""No count of tokens or requests reaches this; sums of larger numbers might not be numbers any more."""
 _KINDS = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
 _SUFFIXES = ("_bucket", "_sum", "_count", "_created", "_total")
 
@@ -76,7 +78,7 @@ def _sample(
         value = float(number)
     except ValueError:
         return
-    if not name.endswith("_bucket") and isfinite(value):
+    if not name.endswith("_bucket") and isfinite(value) and abs(value) < _LARGEST:
         values.setdefault(name, {})[labels] = value
     family = _family_of(name, families)
     if keep(family):

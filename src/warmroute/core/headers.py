@@ -77,6 +77,9 @@ def request_head(
     return b"".join(parts)
 
 
-def response_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The headers of a backend's answer that go to the client; repeated ones stay repeated."""
-    return _passing(headers, _HOP_BY_HOP)
+def response_headers(headers: Headers, status: int = 200) -> list[tuple[bytes, bytes]]:
+    """The headers of a backend's answer that go to the client; repeated ones stay repeated.
+
+    An answer that has no body by its status loses the length that it may state all the same.
+    """
+    return _passing(headers, _HOP_BY_HOP if status not in (204, 304) else _HOP_BY_HOP | {b"content-length"})

@@ -55,12 +55,6 @@ class Health:
             return False
         return self._become(False, error)
 
-    def exchange_failed(self, error: str, limits: Thresholds) -> bool:
-        """An accepted request broke before content: one request may be at fault, so it counts like a failed check."""
-        if self.up is False:
-            return False
-        return self.probed(error, limits)
-
     def _become(self, up: bool, reason: str) -> bool:
         changed = self.up is not up
         self.up, self.reason = up, reason

@@ -152,7 +152,7 @@ def custom(name: str) -> KeySource:
     kind, colon, rest = name.partition(":")
     if colon and rest and kind == "header":
         return header(rest)
-    if colon and rest and kind == "body":
+    if colon and rest and kind == "body" and rest.isprintable() and not {'"', "\\"} & set(rest):
         return field(rest)
     if colon and rest and kind == "cookie":
         return _cookie(rest)

@@ -133,10 +133,12 @@ class Failure:
     """Why an exchange with a backend failed.
 
     `kind` is a closed word for metrics (refused, timeout, unreachable, tls, reset, closed, garbage); `detail` is for people.
-    `stale` says that a kept-alive connection was found closed before a byte came back: the backend is not to blame.
+    `stale` says that a kept-alive connection was found closed before a byte came back; `own` that the router itself is at
+    fault (out of file descriptors, stopping): of neither the backend is to blame.
     """
 
     phase: Phase
     kind: str
     detail: str
     stale: bool = False
+    own: bool = False

@@ -18,13 +18,11 @@ MAX_SENT = 2
 def verdict(failure: Failure, *, sent: int) -> Verdict:
     """What to do after a failure; `sent` counts the backends that have had the request sent to them, this one included.
 
-    A refused connection has carried nothing, so it never uses up a try. After content has reached the client nothing may
-    be sent again.
+    A refused connection has carried nothing, so it uses up no try; but a backend that died of the request and then refused
+    has had it. After content has reached the client nothing may be sent again.
     """
-    if failure.phase is Phase.STREAM:
+    if failure.phase is Phase.STREAM or failure.own:
         return Verdict.GIVE_UP
     if failure.stale:
         return Verdict.SAME
-    if failure.phase is Phase.CONNECT:
-        return Verdict.OTHER
     return Verdict.OTHER if sent < MAX_SENT else Verdict.GIVE_UP

@@ -10,6 +10,9 @@ _MAX_HELD = 1 << 20
 _BLANK_LINE = re.compile(rb"\r\r(?!\n)|(?:\r\n|\n|\r(?=[^\n])){2}")
 """What ends an event: two line ends, each of any of the three kinds; a CR may be half of a CRLF until the next byte comes."""
 
+_LONGEST_BLANK_LINE = 4
+"""Bytes of the longest blank line, which may begin in bytes that were searched already."""
+
 _PREAMBLE_TYPES = frozenset(
     {
         # Anthropic messages
@@ -34,11 +37,11 @@ class ContentGate:
     still give the whole answer. Anything not known to be a preamble is content. At most 1 MiB is held.
     """
 
-    __slots__ = ("_held", "_scanned")
+    __slots__ = ("_begun", "_held", "_searched")
 
     def __init__(self) -> None:
         self._held = bytearray()
-        self._scanned = 0
+        self._begun = self._searched = 0
 
     def __repr__(self) -> str:
         return f"<ContentGate {len(self._held)} bytes held>"
@@ -47,17 +50,18 @@ class ContentGate:
         """Take the next bytes; return b"" while no content has come, then all bytes so far, unchanged."""
         held = self._held
         held += data
-        while blank := _BLANK_LINE.search(held, self._scanned):
-            if is_content(bytes(held[self._scanned : blank.start()])):
+        while blank := _BLANK_LINE.search(held, self._searched):
+            if is_content(bytes(held[self._begun : blank.start()])):
                 return self.release()
-            self._scanned = blank.end()
+            self._begun = self._searched = blank.end()
+        self._searched = max(self._searched, len(held) - _LONGEST_BLANK_LINE)
         return self.release() if len(held) > _MAX_HELD else b""
 
     def release(self) -> bytes:
         """All bytes held, for an answer that ended without content."""
         held = bytes(self._held)
         self._held.clear()
-        self._scanned = 0
+        self._begun = self._searched = 0
         return held
 
 

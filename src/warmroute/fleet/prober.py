@@ -6,12 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx
+import msgspec
 
 from ..core.model import BackendSpec
+from .fetch import FetchError, fetch
 from .pace import Pace
 from .registry import BackendState, Registry
 
 log = logging.getLogger("warmroute.health")
+
+_HEALTH_LIMIT, _MODELS_LIMIT = 1 << 20, 4 << 20
+"""Bytes of a page that are read at most."""
 
 MODELS_EVERY = 10.0
 """Seconds between reads of a backend's model list, which changes as LoRA adapters come and go."""
@@ -24,15 +29,6 @@ class ProbeTimes:
     interval: float
     unsettled_interval: float
     timeout: float
-
-
-def reason_of(error: Exception) -> str:
-    """A few words for people about why a GET failed."""
-    if isinstance(error, TimeoutError | httpx.TimeoutException):
-        return "timed out"
-    if isinstance(error, httpx.ConnectError):
-        return "connection refused" if "refused" in str(error).lower() or "All connection" in str(error) else str(error)
-    return str(error) or type(error).__name__
 
 
 class Prober:
@@ -66,7 +62,12 @@ class Prober:
     async def _watch(self, state: BackendState) -> None:
         models_at = -MODELS_EVERY
         while True:
-            error = await self._check(state.spec)
+            try:
+                error = await self._check(state.spec)
+            except FetchError as own:
+                log.warning("%s could not be checked: %s", state.name, own)
+                await asyncio.sleep(self._times.interval)
+                continue
             changed = self._registry.probed(state.name, error, self._clock())
             if changed and error is None:
                 self._came_up(state.name)
@@ -80,24 +81,32 @@ class Prober:
             await self._paces[state.name].pause(self._times.interval if settled else self._times.unsettled_interval)
 
     async def _check(self, spec: BackendSpec) -> str | None:
-        """None if the backend is healthy, else why not."""
+        """None if the backend is healthy, else why not. Raises FetchError if the router itself could not ask."""
         try:
-            async with asyncio.timeout(self._times.timeout):
-                response = await self._client.get(f"{spec.url}/health")
-        except (TimeoutError, httpx.HTTPError) as error:
-            return reason_of(error)
-        return None if response.is_success else f"/health answered {response.status_code}"
+            await fetch(self._client, f"{spec.url}/health", timeout=self._times.timeout, limit=_HEALTH_LIMIT)
+        except FetchError as error:
+            if error.own:
+                raise
+            return str(error)
+        return None
 
     async def _read_models(self, state: BackendState) -> None:
-        """Note the models; a list that cannot be read leaves the last one in place."""
+        """Note the models; a list that cannot be read leaves the last one in place, and is told once."""
+        error = None
         try:
-            async with asyncio.timeout(self._times.timeout):
-                response = await self._client.get(f"{state.spec.url}/v1/models")
-            body = response.json() if response.is_success else {}
-        except (TimeoutError, httpx.HTTPError, ValueError) as error:
-            log.warning("models of %s could not be read: %s", state.name, reason_of(error))
-            return
-        data = body.get("data") if isinstance(body, dict) else None
-        cards = [card for card in data if isinstance(card, dict) and "id" in card] if isinstance(data, list) else []
-        if cards:
-            self._registry.set_models(state.name, cards)
+            url = f"{state.spec.url}/v1/models"
+            body = await fetch(self._client, url, timeout=self._times.timeout, limit=_MODELS_LIMIT)
+            cards = _cards(msgspec.json.decode(body))
+            if cards:
+                self._registry.set_models(state.name, cards)
+        except (FetchError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
+            error = str(problem) or type(problem).__name__
+        if error is not None and state.models_error != error:
+            log.warning("models of %s could not be read: %s", state.name, error)
+        state.models_error = error
+
+
+def _cards(body: object) -> list[dict[str, object]]:
+    """The entries of a model list that name a model."""
+    data = body.get("data") if isinstance(body, dict) else None
+    return [c for c in data if isinstance(c, dict) and isinstance(c.get("id"), str)] if isinstance(data, list) else []

@@ -62,6 +62,7 @@ class BackendState:
     health: Health = field(default_factory=Health)
     draining: bool = False
     models: frozenset[str] | None = None
+    models_error: str | None = None
     model_cards: list[dict[str, object]] = field(default_factory=list)
     engines: Sequence[EngineState] = ()
     in_flight: int = 0
@@ -150,16 +151,18 @@ class Registry:
         return self._flipped(state, state.health.probed(error, self._limits), now)
 
     def failed(self, name: str, failure: Failure, now: float) -> bool:
-        """Take a request's failure at a backend; returns True if its state changed for everybody."""
+        """Take a request's failure at a backend; returns True if its state changed for everybody.
+
+        Only a refused connection changes it at once. An exchange that broke may be the fault of its request, and many that
+        broke together that of one client: whether the backend lives is for the next health check to say.
+        """
         state = self.backends[name]
-        if failure.stale:
+        if failure.stale or failure.own:
             return False
         state.failures += 1
-        if failure.phase is Phase.CONNECT:
-            changed = state.health.connect_failed(failure.detail)
-        else:
-            changed = state.health.exchange_failed(failure.detail, self._limits)
-        return self._flipped(state, changed, now)
+        if failure.phase is not Phase.CONNECT:
+            return False
+        return self._flipped(state, state.health.connect_failed(failure.detail), now)
 
     def set_models(self, name: str, cards: list[dict[str, object]]) -> None:
         """Note what a backend lists under /v1/models."""

@@ -10,11 +10,15 @@ import httpx
 from ..core import vllm_metrics
 from ..core.exposition import Exposition, parse
 from ..core.rates import Hits
+from .fetch import FetchError, fetch
 from .pace import Pace
-from .prober import reason_of
 from .registry import BackendState, CacheCounters, Registry, Scrape
 
 log = logging.getLogger("warmroute.scrape")
+
+
+_PAGE_LIMIT = 8 << 20
+"""Bytes of a page that are read at most: vLLM's has some 60 KiB an engine, and reading one takes time of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +75,12 @@ class Scraper:
     async def _read(self, state: BackendState) -> None:
         error = None
         try:
-            async with asyncio.timeout(self._times.timeout):
-                response = await self._client.get(f"{state.spec.url}/metrics")
-            if response.is_success:
-                take(self._registry, state, parse(response.text, state.name, self._keep), self._clock())
-            else:
-                error = f"/metrics answered {response.status_code}"
-        except (TimeoutError, httpx.HTTPError) as problem:
-            error = reason_of(problem)
+            page = await fetch(
+                self._client, f"{state.spec.url}/metrics", timeout=self._times.timeout, limit=_PAGE_LIMIT
+            )
+            take(self._registry, state, parse(page.decode("utf-8", "replace"), state.name, self._keep), self._clock())
+        except FetchError as problem:
+            error = str(problem)
         if error and not state.scrape.error and state.health.up:
             log.warning("metrics of %s could not be read: %s", state.name, error)
         state.scrape.error = error

@@ -8,6 +8,7 @@ from typing import TextIO
 import msgspec
 
 from .record import RequestRecord
+from .writer import BackgroundWriter
 
 _FLUSH_AFTER = 0.2
 """Seconds that a line may wait, so that a busy router writes many at once."""
@@ -39,7 +40,7 @@ def as_text(record: RequestRecord) -> str:
 class AccessLog:
     """Writes records to a stream as `render` shows them; `close` writes what is left."""
 
-    def __init__(self, stream: TextIO, render: Callable[[RequestRecord], str]) -> None:
+    def __init__(self, stream: TextIO | BackgroundWriter, render: Callable[[RequestRecord], str]) -> None:
         self._stream = stream
         self._render = render
         self._lines: list[str] = []
@@ -59,4 +60,12 @@ class AccessLog:
             self._stream.write("\n".join(lines) + "\n")
             self._stream.flush()
 
-    close = flush
+    def close(self) -> None:
+        self.flush()
+        if isinstance(self._stream, BackgroundWriter):
+            self._stream.close()
+
+    @property
+    def dropped(self) -> int:
+        """Lines lost because nobody read the stream."""
+        return self._stream.dropped if isinstance(self._stream, BackgroundWriter) else 0

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection to a backend, on httptools; everything that goes wrong on it becomes a Failure here."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, cast
 
 import httptools
@@ -11,6 +11,9 @@ from ..core.model import BackendSpec, Failure, Phase
 HIGH_WATER = 64 * 1024
 """Bytes of an answer that may wait for a slow client before reading from the backend pauses."""
 
+
+_STALE_WITHIN = 0.5
+"""Seconds after sending in which a kept-alive connection that breaks was closed before; later, the request broke it."""
 
 _LONGEST_CHUNK_HEAD = 8
 """Hex digits of a chunk's size that are looked at; longer ones take the parser's way."""
@@ -59,6 +62,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.reused = False
         self.closed = False
+        self._lost_at = 0.0
         self._begin(head_only=False)
 
     def __repr__(self) -> str:
@@ -79,14 +83,23 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._sink: Sink | None = None
         self._between_chunks = False
+        self._sent_at = 0.0
         self._error: BaseException | None = None
 
     # What the owner of the exchange calls
+
+    def set_options(self, options: Iterable[tuple[int, int, int]]) -> None:
+        """Set options of the socket: level, name, value."""
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if sock is not None:
+            for option in options:
+                sock.setsockopt(*option)
 
     def send(self, head: bytes, body: bytes, *, head_only: bool) -> None:
         """Begin an exchange. `head_only`: the answer has no body whatever its headers say (HEAD)."""
         assert self._transport is not None
         self._begin(head_only)
+        self._sent_at = self._loop.time()
         if body and len(body) < HIGH_WATER:
             self._transport.write(head + body)
         else:
@@ -151,10 +164,11 @@ class Connection(asyncio.Protocol):
             if not self.closed:
                 self._transport.resume_reading()
 
-    def abandon(self) -> None:
-        """The client has gone: close at once, so that the backend stops generating, and wake the reader."""
+    def abandon(self, error: UpstreamError | None = None) -> None:
+        """The client has gone (or, with an error, the router stops): close at once, so that the backend stops generating,
+        and wake the reader."""
         if not self.complete and self._error is None:
-            self._error = ClientGone()
+            self._error = error or ClientGone()
         self.close()
         self._wake()
 
@@ -170,7 +184,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        return self.complete and self._keep_alive and not self.closed and not self._head_only
+        clean = self.complete and self._keep_alive and not self.closed and not self._head_only
+        # A backend may answer before it has read the whole request; what is left of that must not meet the next one.
+        return clean and self._transport is not None and self._transport.get_write_buffer_size() == 0
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
@@ -188,7 +204,7 @@ class Connection(asyncio.Protocol):
             return
         if isinstance(self._error, UpstreamError | ClientGone):
             raise self._error
-        stale = self.reused and self.bytes_in == 0
+        stale = self.reused and self.bytes_in == 0 and self._lost_at - self._sent_at < _STALE_WITHIN
         raise UpstreamError(_broken(self._error, phase, self._pool.spec, stale))
 
     # What asyncio calls
@@ -223,6 +239,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self._lost_at = self._loop.time()
         if self._until_close and exc is None and not self.complete:
             self.complete = True
         if not self.complete and self._error is None:
@@ -239,6 +256,10 @@ class Connection(asyncio.Protocol):
 
     # What the parser calls
 
+    def on_message_begin(self) -> None:
+        if self.complete:  # bytes of a further answer, which nobody asked for
+            self._keep_alive = False
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.head_seen:
             self.headers.append((name.lower(), value))
@@ -248,6 +269,9 @@ class Connection(asyncio.Protocol):
             self._keep_alive = False
             return
         self.status = self._parser.get_status_code()
+        if not 100 <= self.status <= 599:
+            self._garbled(f"status {self.status}")
+            return
         if self.status < 200:
             return
         self._keep_alive = self._parser.should_keep_alive()
@@ -260,9 +284,11 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def on_body(self, data: bytes) -> None:
+        if self.complete:
+            return
         if self._sink is not None:
             self._flow(self._sink.piece(data))
-        elif not self.complete:
+        else:
             self._chunks.append(data)
             self.waiting_bytes += len(data)
             self._wake()
@@ -294,7 +320,7 @@ def _whole_chunk(data: bytes) -> int:
     Streams of tokens come as one chunk a token, and go out as one chunk a token: such bytes can be passed on as they are.
     """
     size_ends = data.find(b"\r\n", 1, _LONGEST_CHUNK_HEAD)
-    if size_ends < 0 or not data.endswith(b"\r\n") or not data[:size_ends].isalnum():
+    if size_ends < 0 or not data.endswith(b"\r\n") or not data[:size_ends].isalnum() or b"x" in data[:2].lower():
         return 0
     try:
         size = int(data[:size_ends], 16)

@@ -1,5 +1,6 @@
 """The data listener: the model API by an allowlist, health, and nothing else."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -7,13 +8,17 @@ from urllib.parse import unquote
 
 from .. import __version__
 from ..core import routes
-from ..core.routes import Protocol
+from ..core.routes import Protocol, Route
 from ..fleet.registry import Registry
 from . import errors
 from .client import Client, Receive, Scope, Send
 from .handler import Handler, send_error
 
 log = logging.getLogger("warmroute.proxy")
+
+
+_SHORT_BODY_DIGITS = 5
+"""A body whose length has no more digits is read and forgotten; a longer one is not worth it for a refusal."""
 
 
 def health_answer(path: str, not_ready: list[str], stopping: bool) -> tuple[int, bytes] | None:
@@ -56,11 +61,14 @@ class DataApp:
             if route is None:
                 await self._elsewhere(scope, client)
             elif scope["method"] not in route.methods:
-                await send_error(client, errors.method_not_allowed(route.label, route.methods), protocol)
+                await _refuse(client, scope, errors.method_not_allowed(route.label, route.methods), protocol)
             elif route in (routes.MODELS, routes.MODEL):
-                await self._models(raw_path, client, protocol)
+                await self._models(route, scope, client, receive)
             else:
                 await self._handler.handle(route, scope, client, receive)
+        except asyncio.CancelledError:  # uvicorn's last word when the time for stopping is over
+            if not client.started:
+                await send_error(client, errors.own_fault("the router is stopping"), protocol)
         except Exception:
             log.exception("an error of the router itself; please report it")
             self._internal_error("data")
@@ -73,21 +81,27 @@ class DataApp:
         if health is None and path == "/":
             health = 200, json.dumps({"name": "warmroute", "version": __version__}).encode()
         if health is None:
-            await send_error(client, errors.not_found(path), Protocol.OPENAI)
+            await _refuse(client, scope, errors.not_found(path), Protocol.OPENAI)
         elif scope["method"] not in ("GET", "HEAD"):
-            await send_error(client, errors.method_not_allowed(path, ("GET", "HEAD")), Protocol.OPENAI)
+            await _refuse(client, scope, errors.method_not_allowed(path, ("GET", "HEAD")), Protocol.OPENAI)
         else:
             await _send_json(client, *health)
 
-    async def _models(self, raw_path: bytes, client: Client, protocol: Protocol) -> None:
-        """The union of what the backends list; the first that lists a model describes it."""
+    async def _models(self, route: Route, scope: Scope, client: Client, receive: Receive) -> None:
+        """The union of what the backends list; the first that lists a model describes it.
+
+        Where no list could be read (a backend wants a key for it) the client's own request is passed on.
+        """
+        raw_path, protocol = scope["raw_path"], route.protocol
         cards: dict[str, dict[str, object]] = {}
         for backend in self._registry.backends.values():
             if backend.available:
                 for card in backend.model_cards:
                     cards.setdefault(str(card["id"]), card)
         name = unquote(raw_path.removeprefix(b"/v1/models").removeprefix(b"/").decode("latin-1"))
-        if not cards:
+        if not cards and any(backend.available for backend in self._registry.backends.values()):
+            await self._handler.handle(route, scope, client, receive)
+        elif not cards:
             await send_error(client, errors.none_available(self._registry.unavailable()), protocol)
         elif not name:
             await _send_json(client, 200, json.dumps({"object": "list", "data": list(cards.values())}).encode())
@@ -95,6 +109,14 @@ class DataApp:
             await _send_json(client, 200, json.dumps(cards[name]).encode())
         else:
             await send_error(client, errors.unknown_model(name, sorted(cards)), protocol)
+
+
+async def _refuse(client: Client, scope: Scope, error: errors.RouterError, protocol: Protocol) -> None:
+    """Refuse a request whose body was not read; the connection ends with it if such a body may follow."""
+    named = dict(scope["headers"])
+    length = named.get(b"content-length", b"0")
+    follows = b"expect" in named or b"transfer-encoding" in named or len(length) > _SHORT_BODY_DIGITS
+    await send_error(client, error, protocol, [(b"connection", b"close")] if follows else None)
 
 
 async def _send_json(client: Client, status: int, body: bytes) -> None:

@@ -82,6 +82,10 @@ def all_failed(failures: list[str]) -> RouterError:
     )
 
 
+def own_fault(detail: str) -> RouterError:
+    return RouterError(503, "router_unavailable", f"{detail}; try again shortly", retry_after=1)
+
+
 def broke_off(detail: str) -> RouterError:
     return RouterError(502, "backend_failed", f"the answer broke off: {detail}; ask again for a whole one")
 

@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..core.headers import first_values, request_head, request_id, response_headers
 from ..core.identity import KeySource, digest, identify
@@ -22,7 +22,7 @@ from .connection import ClientGone, Connection, UpstreamError
 from .errors import RouterError
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
-from .request import BodyTooLarge, ClientLeft, Request, read_body
+from .request import BodyTooLarge, ClientLeft, Request, read_body, reader_for
 
 log = logging.getLogger("warmroute.proxy")
 
@@ -70,6 +70,7 @@ class Handler:
         self._clock = clock
         self._secret = secret
         self._key_sources = key_sources
+        self._reader = reader_for(name for name, _ in key_sources)
         self._body_limit = body_limit
         self._tell = response_headers
         self._shared = shared
@@ -90,13 +91,15 @@ class Handler:
         try:
             body = await read_body(receive, named, self._body_limit)
             record.bytes_in = len(body)
-            request = Request(record.method, _target(scope), route.label, headers, named, body)
+            request = Request(record.method, _target(scope), route.label, headers, named, body, self._reader)
             with client:
                 await self._serve(_Exchange(request, route.protocol, client, record))
         except (ClientLeft, ClientGone):
             record.aborted = True
         except BodyTooLarge:
-            await self._answer(client, record, errors.body_too_large(self._body_limit), route.protocol)
+            record.status = 413
+            told = [*self._told(record), (b"connection", b"close")]
+            await send_error(client, errors.body_too_large(self._body_limit), route.protocol, told)
         finally:
             record.aborted = record.aborted or (client.gone and not client.finished)
             if record.status == 0:
@@ -134,7 +137,8 @@ class Handler:
             self._placement.withdraw(x.session, placed.decision)
             x.exclude.add(placed.backend)
             if verdict(failure, sent=x.sent) is not Verdict.OTHER:
-                await self._answer(x.client, x.record, errors.all_failed(x.record.reasons()), x.protocol)
+                error = errors.own_fault(failure.detail) if failure.own else errors.all_failed(x.record.reasons())
+                await self._answer(x.client, x.record, error, x.protocol)
                 return
 
     async def _attempt(self, x: _Exchange, placed: Placed) -> Failure | None:
@@ -187,7 +191,8 @@ class Handler:
         except UpstreamError as error:
             if relay.state is not RelayState.STREAMING:
                 raise
-            await self._break_off(x, placed, relay, error.failure)
+            plain = relay.event_stream and not connection.named.keys() & {b"content-encoding", b"content-length"}
+            await self._break_off(x, placed, relay, error.failure, plain)
         finally:
             x.record.usage = relay.usage()
 
@@ -216,15 +221,17 @@ class Handler:
             record.moved = self._placement.confirm(x.session, decision)
         else:
             self._placement.withdraw(x.session, decision)
-        headers = response_headers(connection.headers)
+        headers = response_headers(connection.headers, connection.status)
         await x.client.start(connection.status, headers + self._told(record))
 
-    async def _break_off(self, x: _Exchange, placed: Placed, relay: Relay, failure: Failure) -> None:
+    async def _break_off(
+        self, x: _Exchange, placed: Placed, relay: Relay, failure: Failure, readable_events: bool
+    ) -> None:
         """The backend died after content: say so in an event stream, break any other body; never a false end."""
-        failure = Failure(Phase.STREAM, failure.kind, failure.detail)
+        failure = replace(failure, phase=Phase.STREAM)
         x.record.failures.append((placed.backend, failure))
         self._backend_failed(placed.backend, failure)
-        if relay.event_stream:
+        if readable_events:
             fresh_line = b"" if relay.ends_on_blank_line else b"\n\n"
             event = errors.broke_off(failure.detail).event(x.protocol)
             await x.client.body(fresh_line + event, more=False)

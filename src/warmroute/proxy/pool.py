@@ -1,6 +1,8 @@
 """The connections to one backend: kept alive, reused or newly opened, closed before vLLM closes them."""
 
 import asyncio
+import errno
+import socket
 import ssl
 from collections.abc import Callable
 from types import TracebackType
@@ -9,8 +11,28 @@ from urllib.parse import quote, urlsplit
 from ..core.model import BackendSpec, Failure, Phase
 from .connection import Connection, UpstreamError
 
+_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+"""What the router has run out of itself: descriptors, ports, memory."""
+
+_KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (
+            ("TCP_KEEPIDLE", 15),
+            ("TCP_KEEPINTVL", 5),
+            ("TCP_KEEPCNT", 4),
+            ("TCP_USER_TIMEOUT", 30_000),
+        )
+        if hasattr(socket, name)
+    ),
+)
+"""A host that has lost its power says nothing: half a minute of silence to the kernel's questions ends a connection."""
+
 
 def _connect_failure(error: OSError | TimeoutError, spec: BackendSpec, timeout: float) -> Failure:
+    if error.errno in _OWN_FAULTS:
+        return Failure(Phase.CONNECT, "own", f"the router cannot open a connection: {error.strerror}", own=True)
     if isinstance(error, ConnectionRefusedError):
         return Failure(Phase.CONNECT, "refused", f"connection refused by {spec.host}:{spec.port}")
     if isinstance(error, TimeoutError):
@@ -81,6 +103,7 @@ class Pool:
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors too
             raise UpstreamError(_connect_failure(error, spec, self._connect_timeout)) from error
         self._open.add(connection)
+        connection.set_options(_KEEP_ALIVE)
         return connection
 
     def release(self, connection: Connection) -> None:
@@ -95,6 +118,11 @@ class Pool:
 
     def lost(self, connection: Connection) -> None:
         self._open.discard(connection)
+
+    def stop_exchanges(self, failure: Failure) -> None:
+        """End every running exchange with this failure."""
+        for connection in self.connections:
+            connection.abandon(UpstreamError(failure))
 
     def close(self) -> None:
         """Close everything, running exchanges too."""

@@ -1,14 +1,15 @@
 """A request as it came: its bytes, and a lazy look into its JSON."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
 import msgspec
 
 from ..core.headers import Headers
 from .client import Receive
 
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NO_RAW = msgspec.Raw(b"")
 _value = msgspec.json.Decoder()
 
 
@@ -20,6 +21,38 @@ class ClientLeft(Exception):
     """The client went away before its request was whole."""
 
 
+class FieldReader:
+    """Finds the top-level fields of these names in a JSON object and skips all others, however many there are."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._attributes = {name: f"f{i}" for i, name in enumerate(dict.fromkeys(names))}
+        fields = [(a, msgspec.Raw, msgspec.field(default=_NO_RAW, name=n)) for n, a in self._attributes.items()]
+        self._decoder = msgspec.json.Decoder(msgspec.defstruct("Fields", fields, gc=False))
+
+    def read(self, body: bytes) -> object:
+        """What `value` takes; None if the body is no JSON object."""
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            return None
+
+    def value(self, fields: object, name: str) -> object:
+        """One field's value; None where there is none, it cannot be read, or it is not one of this reader's."""
+        raw = getattr(fields, self._attributes.get(name, ""), _NO_RAW)
+        if raw is _NO_RAW:
+            return None
+        try:
+            return _value.decode(raw)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            return None
+
+
+def reader_for(sources: Iterable[str]) -> FieldReader:
+    """A reader of what routing needs: the model, and the fields that these key sources look at."""
+    own = ("model", "conversation", "metadata")
+    return FieldReader([*own, *(name.removeprefix("body:").partition(".")[0] for name in sources)])
+
+
 class Request:
     """Method, target, headers and the whole body, exactly as received.
 
@@ -27,10 +60,17 @@ class Request:
     has no fields; it is sent on all the same, and the backend says what is wrong with it.
     """
 
-    __slots__ = ("_named", "_parsed", "body", "headers", "label", "method", "target")
+    __slots__ = ("_fields", "_named", "_reader", "_scanned", "body", "headers", "label", "method", "target")
 
     def __init__(
-        self, method: str, target: bytes, label: str, headers: Headers, named: Mapping[bytes, bytes], body: bytes
+        self,
+        method: str,
+        target: bytes,
+        label: str,
+        headers: Headers,
+        named: Mapping[bytes, bytes],
+        body: bytes,
+        reader: FieldReader,
     ) -> None:
         self.method = method
         self.target = target
@@ -38,7 +78,9 @@ class Request:
         self.headers = headers
         self._named = named
         self.body = body
-        self._parsed: dict[str, msgspec.Raw] | None = None
+        self._reader = reader
+        self._fields: object = None
+        self._scanned = False
 
     def __repr__(self) -> str:
         return f"<Request {self.method} {self.label} {len(self.body)} bytes>"
@@ -48,15 +90,10 @@ class Request:
 
     def field(self, name: str) -> object:
         """A top-level value of the JSON body; None where there is none or it cannot be read."""
-        if self._parsed is None:
-            self._parsed = self._scan()
-        raw = self._parsed.get(name)
-        if raw is None:
-            return None
-        try:
-            return _value.decode(raw)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return None
+        if not self._scanned:
+            self._scanned = True
+            self._fields = None if not self.body or self._is_multipart else self._reader.read(self.body)
+        return None if self._fields is None else self._reader.value(self._fields, name)
 
     @property
     def model(self) -> str | None:
@@ -69,22 +106,23 @@ class Request:
     def _is_multipart(self) -> bool:
         return (self.header(b"content-type") or b"").lower().startswith(b"multipart/form-data")
 
-    def _scan(self) -> dict[str, msgspec.Raw]:
-        if not self.body or self._is_multipart:
-            return {}
-        try:
-            return _fields.decode(self.body)
-        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError):
-            return {}
 
-
-_MODEL_PART = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
+_MODEL_FIELD = re.compile(rb'name="?model"?\r\n')
+_PART_HEAD = 2048
+"""Bytes of a form part's head that are looked at, its value included."""
+_FIELDS_LOOKED_AT = 16
+"""Places that look like the model's field and are tried; text of an upload may look like one too."""
 
 
 def _multipart_model(body: bytes) -> str | None:
-    """The model named in an upload, found by the form field's own lines."""
-    match = _MODEL_PART.search(body)
-    return match[1].decode("utf-8", "replace") if match else None
+    """The model named in an upload, found by the form field's own lines, in time that grows with the body alone."""
+    for matched in islice(_MODEL_FIELD.finditer(body), _FIELDS_LOOKED_AT):
+        part = body[matched.end() : matched.end() + _PART_HEAD]
+        _, blank_line, rest = (b"\r\n" + part).partition(b"\r\n\r\n")
+        value, ended, _ = rest.partition(b"\r\n")
+        if blank_line and ended and value and len(value) <= 256:
+            return value.decode("utf-8", "replace")
+    return None
 
 
 async def read_body(receive: Receive, named: Mapping[bytes, bytes], limit: int) -> bytes:

@@ -1,0 +1,48 @@
+"""GET of a backend's own pages: bounded in time and size, every failure a few words for people."""
+
+import asyncio
+import errno
+
+import httpx
+
+_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+
+
+class FetchError(Exception):
+    """A page could not be read; the text says why. `own` is True if that says nothing about the backend."""
+
+    def __init__(self, reason: str, own: bool = False) -> None:
+        super().__init__(reason)
+        self.own = own
+
+
+async def fetch(client: httpx.AsyncClient, url: str, *, timeout: float, limit: int) -> bytes:
+    """The page's body, of a 2xx answer. Seconds for the whole of it, and bytes at most. Raises FetchError."""
+    try:
+        async with asyncio.timeout(timeout), client.stream("GET", url) as response:
+            if not response.is_success:
+                raise FetchError(f"{httpx.URL(url).path} answered {response.status_code}")
+            body = bytearray()
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > limit:
+                    raise FetchError(f"{httpx.URL(url).path} is larger than {limit >> 20} MiB")
+            return bytes(body)
+    except (TimeoutError, httpx.TimeoutException):
+        raise FetchError("timed out") from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        cause = _os_error(error)
+        if cause is not None and cause.errno in _OWN_FAULTS:
+            raise FetchError(cause.strerror or str(cause), own=True) from None
+        if isinstance(error, httpx.ConnectError) and (cause is None or cause.errno == errno.ECONNREFUSED):
+            raise FetchError("connection refused") from None
+        raise FetchError((cause and cause.strerror) or str(error) or type(error).__name__) from None
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    """The operating system's error that a library's error stands for, if any."""
+    for _ in range(8):
+        if error is None or (isinstance(error, OSError) and error.errno is not None):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
