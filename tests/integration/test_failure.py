@@ -395,6 +395,8 @@ async def test_requests_that_break_take_no_backend_from_the_others(router: Route
 async def test_a_connection_whose_request_was_not_read_is_not_used_again(
     backends: list[Scripted], start_router: StartRouter
 ) -> None:
+    over = asyncio.Event()
+
     async def answer_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
@@ -405,9 +407,12 @@ async def test_a_connection_whose_request_was_not_read_is_not_used_again(
                     continue
                 writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\n{}")
                 if b"content-length: 2" in head:
-                    await asyncio.sleep(30)  # reads no more of this one
+                    await over.wait()  # reads no more of this one
+                    return
         except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+            pass
+        finally:
+            writer.transport.abort()
 
     server = await asyncio.start_server(answer_early, "127.0.0.1", 0)
     backend = Scripted(port=server.sockets[0].getsockname()[1])
@@ -416,7 +421,9 @@ async def test_a_connection_whose_request_was_not_read_is_not_used_again(
         client.post(b"x" * 20_000_000)
         assert (await asyncio.wait_for(client.reply(), 10)).status == 400
         assert (await asyncio.wait_for(client.chat("s"), 5)).status == 400
+    over.set()
     server.close()
+    await asyncio.sleep(0.05)
 
 
 async def test_a_long_work_that_breaks_is_not_taken_for_a_stale_connection(
