@@ -23,7 +23,7 @@ FAST: dict[str, Any] = {
 StartRouter = Callable[..., Awaitable[Router]]
 
 
-async def until(true: Callable[[], bool], within: float = 5.0) -> None:
+async def until(true: Callable[[], bool], within: float = 15.0) -> None:
     """Wait for a state; fails loudly when it does not come."""
     async with asyncio.timeout(within):
         while not true():

@@ -189,7 +189,7 @@ async def test_a_placement_that_failed_is_taken_out_of_the_store(
         backend.script = refuse
     async with await RawClient.connect(one.data_url) as client:
         assert (await client.chat("s")).status == 400
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while await valkey.pins():
             await asyncio.sleep(0.01)
     assert len(one.pins) == 0
@@ -227,7 +227,7 @@ async def test_no_id_leaves_the_router_and_every_key_ends_by_itself(
             await turn(one, f"{canary}-{i}")
             await turn(two, f"{canary}-{i}")
         seen = [str(await valkey.do("INFO", "commandstats"))]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             while len(seen) < 6:  # each first turn is told
                 message = await listener.get_message(ignore_subscribe_messages=True, timeout=1.0)
                 seen += [f"{message['channel']!r} {message['data'].hex()}"] if message else []
@@ -391,7 +391,7 @@ async def test_a_router_starts_without_its_store_and_finds_it_later(
             assert (await http.get(f"{router.admin_url}/readyz")).status_code == 200
         await valkey.start()
         await until(lambda: up(router))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             while len(await valkey.pins()) < 20:
                 await asyncio.sleep(0.01)
     assert {session: await home(router, session) for session in sessions} == sessions
@@ -494,7 +494,7 @@ async def test_an_emptied_store_is_filled_again_and_moves_nothing(
     lived = {f"s{i}": await home((one, two)[i % 2], f"s{i}") for i in range(100)}
     stored = await valkey.pins()
     await valkey.do("FLUSHALL")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while await valkey.pins() != stored:
             await asyncio.sleep(0.02)
     assert {s: await home((two, one)[i % 2], s) for i, s in enumerate(lived)} == lived
@@ -536,7 +536,7 @@ async def test_a_store_that_takes_no_writes(
     await until(lambda: up(one, two))
     before = len(await valkey.pins())
     await turn(one, "new")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while len(await valkey.pins()) <= before:
             await asyncio.sleep(0.02)
 
