@@ -535,7 +535,7 @@ async def test_a_store_that_takes_no_writes(
     await valkey.do(*mend_it)
     await until(lambda: up(one, two))
     before = len(await valkey.pins())
-    await turn(one, "new")
+    await turn(one, "afterwards")
     async with asyncio.timeout(15):
         while len(await valkey.pins()) <= before:
             await asyncio.sleep(0.02)

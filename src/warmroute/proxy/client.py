@@ -65,27 +65,35 @@ class Client:
         await self.connection.flow.drain()
 
 
+_SETTLE_AFTER = 8192
+"""Bytes after which a stream's figures are brought up to date."""
+
+
 class Outflow:
     """An answer that streams: every piece goes to the client's connection in the moment it comes.
 
     ASGI's send waits only for a slow reader. Where there is none it ends without a pause, so it can be run to its end here
     with no task to wake. A whole chunk is written as it is, past ASGI: head and framing are uvicorn's own already.
+    `note` is told of the bytes some thousands at a time, and with `settle` of the last ones.
     """
 
-    __slots__ = ("_client", "_flow", "_note", "_send", "_write")
+    __slots__ = ("_client", "_flow", "_note", "_recent", "_send", "_size", "_write")
 
     def __init__(self, client: Client, note: Callable[[bytes], None]) -> None:
         connection = client.connection
         self._client = client
         self._note = note
+        self._recent: list[bytes] = []
+        self._size = 0
         self._send = client.send
         self._flow = connection.flow
         self._write = connection.corked.uncorked_write
 
     def piece(self, data: bytes) -> bool:
         """Send some bytes of the body; False if the client reads too slowly and `drained` should be awaited."""
-        self._note(data)
-        self._client.bytes_out += len(data)
+        self._recent.append(data)
+        self._size += len(data)
+        self.settle()
         try:
             self._send({"type": "http.response.body", "body": data, "more_body": True}).send(None)
         except StopIteration:
@@ -94,8 +102,17 @@ class Outflow:
 
     def chunk(self, framed: bytes, start: int) -> bool:
         """Send one whole chunk in its framing; the same return value."""
-        data = framed[start:-2]
-        self._note(data)
-        self._client.bytes_out += len(data)
         self._write(framed)
+        self._recent.append(framed[start:-2])
+        self._size += len(framed) - start - 2
+        if self._size > _SETTLE_AFTER:
+            self.settle()
         return not self._flow.write_paused
+
+    def settle(self) -> None:
+        """Tell of what was sent since the last time."""
+        if self._recent:
+            self._note(b"".join(self._recent))
+            self._client.bytes_out += self._size
+            self._recent.clear()
+            self._size = 0

@@ -214,8 +214,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.bytes_in += len(data)
-        if self._sink is not None and self._between_chunks and (start := _whole_chunk(data)):
-            self._flow(self._sink.chunk(data, start))
+        sink = self._sink
+        if sink is not None and self._between_chunks and (start := _whole_chunk(data)):
+            if not sink.chunk(data, start):
+                self._flow(on=False)
             return
         if self.complete:  # bytes after the end of an answer belong to nobody
             self.close()

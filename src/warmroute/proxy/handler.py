@@ -210,7 +210,11 @@ class Handler:
         await client.body(out, more=not ended)
         if not ended:
             await client.drained()
-            await connection.pour(Outflow(client, relay.note), client.drained)
+            outflow = Outflow(client, relay.note)
+            try:
+                await connection.pour(outflow, client.drained)
+            finally:
+                outflow.settle()
             await client.body(relay.finish(), more=False)
 
     async def _begin(self, x: _Exchange, decision: Decision, connection: Connection) -> None:
