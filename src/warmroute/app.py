@@ -133,6 +133,9 @@ class Router:
             for spec in config.specs
         }
         self._access_log = _access_log(config)
+        if self._access_log is not None:
+            access_log = self._access_log
+            self.counters.log_lines_dropped = lambda: access_log.dropped
         self._build_apps()
 
     def _share(self, secret: bytes | None) -> SharedPins | None:

@@ -32,8 +32,11 @@ def view(headers: dict[str, str] | None = None, **fields: object) -> View:
     return View({name.lower().encode(): value.encode() for name, value in (headers or {}).items()}, fields)
 
 
+ALL = ladder(SOURCES)
+
+
 def session_of(request: View, model: str | None = "m") -> Session | None:
-    return identify(request, model).session
+    return identify(request, model, ALL).session
 
 
 def by_header(value: bytes, model: str | None = "m") -> Session | None:
@@ -75,6 +78,11 @@ def test_each_source_gives_a_session_and_says_that_it_did(source: str) -> None:
     session = session_of(REQUESTS[source])
     assert session is not None
     assert (session.source, len(session.key), session.parent) == (source, 16, None)
+
+
+def test_a_key_that_may_be_a_persons_is_asked_only_when_configured() -> None:
+    assert identify(REQUESTS["prompt_cache_key"], "m").session is None
+    assert [name for name, _ in DEFAULT_LADDER] == [name for name in SOURCES if name != "prompt_cache_key"]
 
 
 def test_sources_are_asked_in_their_order() -> None:

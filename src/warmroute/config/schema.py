@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..core.identity import SOURCES, ladder
+from ..core.identity import DEFAULT_SOURCES, ladder
 from ..core.model import BackendSpec
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
@@ -108,7 +108,7 @@ class ListenConfig(_Section):
 class AffinityConfig(_Section):
     """What keeps a conversation on its server."""
 
-    key_sources: tuple[str, ...] = tuple(SOURCES)
+    key_sources: tuple[str, ...] = DEFAULT_SOURCES
     idle_expiry: Seconds = 1800.0
     max_sessions: Annotated[int, Field(gt=0)] = 1_000_000
     session_bound: Annotated[float, Field(ge=1, le=10)] = 1.05

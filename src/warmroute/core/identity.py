@@ -164,7 +164,10 @@ def ladder(names: Iterable[str]) -> tuple[tuple[str, KeySource], ...]:
     return tuple((name, SOURCES.get(name) or custom(name)) for name in names)
 
 
-DEFAULT_LADDER = ladder(SOURCES)
+DEFAULT_SOURCES = tuple(name for name in SOURCES if name != "prompt_cache_key")
+"""Asked where nothing else is configured. Some clients give all chats of a person one `prompt_cache_key`."""
+
+DEFAULT_LADDER = ladder(DEFAULT_SOURCES)
 
 
 def refusal(value: bytes) -> str | None:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .record import RequestRecord
@@ -45,6 +46,7 @@ class RequestCounters:
     retries: Counter[str] = field(default_factory=Counter)
     refused_keys: Counter[tuple[str, str]] = field(default_factory=Counter)
     client_aborts: int = 0
+    log_lines_dropped: Callable[[], int] = lambda: 0
     internal_errors: Counter[str] = field(default_factory=Counter)
     duration: dict[str, Histogram] = field(default_factory=dict)
     first_byte: dict[str, Histogram] = field(default_factory=dict)

@@ -81,6 +81,11 @@ class RouterCollector(Collector):
             "Clients that left before their answer was whole",
             value=counters.client_aborts,
         )
+        yield CounterMetricFamily(
+            "warmroute_log_lines_dropped_total",
+            "Access log lines lost because nobody read them fast enough",
+            value=counters.log_lines_dropped(),
+        )
         yield _counter(
             "warmroute_internal_errors_total", "Faults of the router itself", "where", counters.internal_errors
         )

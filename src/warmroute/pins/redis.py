@@ -26,17 +26,15 @@ _SILENCE = 1.0
 
 # KEYS: the pin. ARGV: value that is wanted ('' for none), value it may replace, lifetime in ms, channel, message, and '1' if
 # a value where there was none is told as well. Returns 0: it was so; 1: it is so now; 2: the same, and what was there is of
-# another type; or the value that somebody else has put there, whose life is prolonged since it is in use.
+# another type; or the value that somebody else has put there. Whatever the answer, something is written, which prolongs the
+# life of what is in use, so a store that takes no writes is never taken for a good one.
 SCRIPT = b"""
 local held = redis.pcall('GET', KEYS[1])
 local odd = type(held) == 'table'
 if odd then held = false end
-if held and held == ARGV[1] then
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
-  return 0
-end
-if held and held ~= ARGV[2] then
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+if held and (held == ARGV[1] or held ~= ARGV[2]) then
+  redis.call('SET', KEYS[1], held, 'PX', ARGV[3])
+  if held == ARGV[1] then return 0 end
   return held
 end
 if ARGV[1] ~= '' then
