@@ -116,6 +116,18 @@ async def test_all_down_is_told_at_once_and_recovery_needs_no_restart(router: Ro
         assert (await client.chat("s")).status == 200
 
 
+async def test_the_request_that_finds_out_that_all_are_down_is_told_so_too(
+    backends: list[Scripted], start_router: StartRouter
+) -> None:
+    router = await start_router(backends, health={"interval": 60, "timeout": 1})
+    for backend in backends:
+        await backend.stop()
+    async with await RawClient.connect(router.data_url) as client:
+        reply = await client.chat("s")
+    assert (reply.status, reply.header("retry-after")) == (503, "2")
+    assert up(router) == 0
+
+
 async def test_it_starts_with_no_backend_up(start_router: StartRouter, stack: AsyncExitStack) -> None:
     backend = Scripted(port=free_port())
     router = await start_router([backend], wait=False)

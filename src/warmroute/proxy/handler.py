@@ -242,7 +242,7 @@ class Handler:
 
     async def _refuse(self, x: _Exchange, decision: Decision) -> None:
         x.record.decision = decision.reason
-        if x.record.failures:
+        if any(failure.phase is not Phase.CONNECT for _, failure in x.record.failures):
             error = errors.all_failed(x.record.reasons())
         elif decision.reason is Reason.UNKNOWN_MODEL:
             error = errors.unknown_model(x.model or "", sorted(self._registry.fleet().models()))
