@@ -2,7 +2,7 @@
 
 A map of the package, in the order in which a request meets it:
 
-    cli, config, app    flags and one YAML file -> a validated Config -> a running Router (app is where all is constructed)
+    cli, config, app    flags and one YAML file -> a validated Config -> a running Router (app constructs; listeners: sockets)
     proxy/              the data path. data: which paths exist; handler: one request, hop by hop; request and client: its two
                         ends; placement: decide, reserve, lease; connection, pool: the backends' side; errors: our own answers
     core/               every decision, without I/O: identity (whose turn is it), ring and policy (who serves it), relay and

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 import httpx
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -50,8 +50,9 @@ _STORE_AT_START = 1.0
 class Router:
     """Two listeners and the loops beside them, for an `async with` block."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, log_stream: TextIO | BackgroundWriter = sys.stderr) -> None:
         self.config = config
+        self._log_stream = log_stream
         self.stopping = False
         self._clock = time.monotonic
         self._secret = secrets.token_bytes(32)
@@ -132,10 +133,10 @@ class Router:
             )
             for spec in config.specs
         }
-        self._access_log = _access_log(config)
-        if self._access_log is not None:
-            access_log = self._access_log
-            self.counters.log_lines_dropped = lambda: access_log.dropped
+        self._access_log = _access_log(config, self._log_stream)
+        if isinstance(self._log_stream, BackgroundWriter):
+            writer = self._log_stream
+            self.counters.log_lines_dropped = lambda: writer.dropped
         self._build_apps()
 
     def _share(self, secret: bytes | None) -> SharedPins | None:
@@ -263,21 +264,21 @@ class Router:
             await asyncio.sleep(1.0)
 
 
-def _access_log(config: Config) -> AccessLog | None:
+def _access_log(config: Config, stream: TextIO | BackgroundWriter) -> AccessLog | None:
     choice = config.log.format
     if choice == "off":
         return None
     if choice == "auto":
         choice = "text" if sys.stderr.isatty() else "json"
-    return AccessLog(BackgroundWriter(sys.stderr), as_text if choice == "text" else as_json)
+    return AccessLog(stream, as_text if choice == "text" else as_json)
 
 
-async def serve(config: Config) -> None:
+async def serve(config: Config, log_stream: BackgroundWriter) -> None:
     """Run until SIGTERM or SIGINT; a second one ends at once. Raises StartError."""
     _raise_descriptor_limit()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    async with Router(config) as router:
+    async with Router(config, log_stream) as router:
 
         def signalled() -> None:
             if ended.is_set():
@@ -308,6 +309,3 @@ def _settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-
-
-__all__ = ["ConfigError", "Router", "StartError", "serve"]

@@ -137,7 +137,8 @@ class _Target:
             self.router = False
         if self.router and self._admin is None:
             parts = urlsplit(self.url)
-            self._admin = urlunsplit((parts.scheme, f"{parts.hostname}:8081", "", "", ""))
+            host = parts.hostname or ""
+            self._admin = urlunsplit((parts.scheme, f"[{host}]:8081" if ":" in host else f"{host}:8081", "", "", ""))
 
     async def get(self, url: str) -> httpx.Response:
         try:

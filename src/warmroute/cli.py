@@ -12,27 +12,29 @@ import click
 import uvloop
 
 from . import __version__, check, control, demo
-from .app import StartError, serve
+from .app import serve
 from .config import Config, ConfigError, load
+from .listeners import StartError
 from .observe.writer import BackgroundWriter
 from .sim import backend as sim_backend
 
 RUNTIME_ERROR, USAGE_ERROR = 1, 2
 
 
-def _run(work: Coroutine[Any, Any, Any], level: int = logging.INFO) -> Any:
-    """Run to the end on uvloop. A start that fails is one line and exit code 1."""
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=BackgroundWriter(sys.stderr)
-    )
+def _run(work: Callable[[BackgroundWriter], Coroutine[Any, Any, Any]], level: int = logging.INFO) -> Any:
+    """Run to the end on uvloop, with standard error written by a thread. A start that fails is one line and exit code 1."""
+    out = BackgroundWriter(sys.stderr)
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=out)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_not_our_broken_bodies)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
-        return uvloop.run(work)
+        return uvloop.run(work(out))
     except StartError as error:
         _fail(str(error), RUNTIME_ERROR)
+    finally:
+        out.close()
 
 
 def _not_our_broken_bodies(record: logging.LogRecord) -> bool:
@@ -88,7 +90,8 @@ def serve_command(
         "store": {"redis": redis},
         "log": {"format": log_format},
     }
-    _run(serve(_config(file=file, flags=flags)))
+    config = _config(file=file, flags=flags)
+    _run(lambda out: serve(config, out))
 
 
 @main.group("config")
@@ -129,7 +132,7 @@ def check_command(url: str, admin: str | None, model: str | None, as_json: bool)
             click.echo(text)
 
     try:
-        report = _run(check.run(url, admin=admin, model=model, say=say))
+        report = _run(lambda out: check.run(url, admin=admin, model=model, say=say))
     except check.CheckError as error:
         _fail(str(error), RUNTIME_ERROR)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else check.as_text(report))
@@ -210,7 +213,7 @@ def sim_backend_command(host: str, port: int, **options: Any) -> None:
     except ValueError as error:
         _fail(str(error), USAGE_ERROR)
     try:
-        _run(sim_backend.run(chosen, host, port))
+        _run(lambda out: sim_backend.run(chosen, host, port))
     except OSError as error:
         _fail(f"cannot listen on {host}:{port}: {error.strerror}", RUNTIME_ERROR)
 
@@ -226,7 +229,7 @@ def demo_command(duration: float | None, users: int, backends: int) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # each line at once, into a pipe too
     try:
-        code = _run(demo.run(duration, users=users, backends=backends), logging.WARNING)
+        code = _run(lambda out: demo.run(duration, users=users, backends=backends), logging.WARNING)
     except KeyboardInterrupt:
         code = 0
     sys.exit(code)

@@ -62,7 +62,7 @@ def server(app: Any, http: type[asyncio.Protocol], graceful: float) -> Server:
             proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_CLIENT_KEEP_ALIVE,
-            timeout_graceful_shutdown=max(1, round(graceful) + _CANCEL_AFTER),
+            timeout_graceful_shutdown=round(graceful) + _CANCEL_AFTER,
         )
     )
 

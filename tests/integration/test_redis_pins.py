@@ -17,9 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from warmroute.app import Router, StartError
+from warmroute.app import Router
 from warmroute.config import Config
 from warmroute.core.identity import identify
+from warmroute.listeners import StartError
 from warmroute.pins import codec
 
 from .conftest import FAST, StartRouter, until

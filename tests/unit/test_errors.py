@@ -76,7 +76,7 @@ def test_every_constructor_is_covered() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("not_found", ["'/sleep'", "README"]),
+        ("not_found", ["'/sleep'", "reference"]),
         ("method_not_allowed", ["/v1/models takes GET or HEAD"]),
         ("body_too_large", ["1024 bytes", "limits.body"]),
         ("unknown_model", ["'x'", "m, n"]),

@@ -77,7 +77,7 @@ def test_every_source_has_its_request() -> None:
 def test_each_source_gives_a_session_and_says_that_it_did(source: str) -> None:
     session = session_of(REQUESTS[source])
     assert session is not None
-    assert (session.source, len(session.key), session.parent) == (source, 16, None)
+    assert (session.source, len(session.key)) == (source, 16)
 
 
 def test_a_key_that_may_be_a_persons_is_asked_only_when_configured() -> None:
@@ -161,20 +161,19 @@ def test_what_clients_send(request_: View, source: str | None, refused: tuple[tu
     assert (session.source if session else None, why) == (source, refused)
 
 
-def test_a_sub_agent_is_a_conversation_of_its_own_with_a_parent() -> None:
+def test_a_sub_agent_is_a_conversation_of_its_own() -> None:
     main = session_of(view({"x-claude-code-session-id": "S"}))
     agent = session_of(view({"x-claude-code-session-id": "S", "x-claude-code-agent-id": "A"}))
     other = session_of(view({"x-claude-code-session-id": "S", "x-claude-code-agent-id": "B"}))
     assert main is not None
     assert agent is not None
     assert other is not None
-    assert agent.parent == other.parent == main.key
     assert len({main.key, agent.key, other.key}) == 3
     root = session_of(view({"session-id": UUID, "thread-id": UUID}))
     thread = session_of(view({"session-id": UUID, "thread-id": str(uuid.UUID(int=7))}))
     assert root is not None
     assert thread is not None
-    assert (root.parent, thread.parent) == (None, root.key)
+    assert root.key != thread.key
 
 
 # Values

@@ -19,10 +19,12 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-"""Headers of one connection (RFC 9110, 7.6.1), with the two that no client may send through."""
+"""Headers of one connection (RFC 9110, 7.6.1), and those between a client and its proxy."""
 
-_SET_BY_US = frozenset({b"content-length", b"expect", b"host", b"x-data-parallel-rank", b"x-request-id"})
-_NOT_SENT_ON = _HOP_BY_HOP | _SET_BY_US
+_NOT_SENT_ON = _HOP_BY_HOP | {b"content-length", b"expect", b"host", b"x-data-parallel-rank", b"x-request-id"}
+"""Headers of a request that the router sets itself or has answered itself."""
+_TOLD_BY_US = frozenset({b"x-request-id", b"x-warmroute-backend", b"x-warmroute-decision", b"x-warmroute-key"})
+_NOT_PASSED_ON = _HOP_BY_HOP | _TOLD_BY_US
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -82,4 +84,4 @@ def response_headers(headers: Headers, status: int = 200) -> list[tuple[bytes, b
 
     An answer that has no body by its status loses the length that it may state all the same.
     """
-    return _passing(headers, _HOP_BY_HOP if status not in (204, 304) else _HOP_BY_HOP | {b"content-length"})
+    return _passing(headers, _NOT_PASSED_ON if status not in (204, 304) else _NOT_PASSED_ON | {b"content-length"})

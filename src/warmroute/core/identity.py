@@ -218,11 +218,9 @@ def identify(
 
 def _session(name: str, model: str | None, found: Key) -> Session:
     seed = b"\0".join((name.encode(), (model or "").encode("utf-8", "surrogatepass"), found.value))
-    key = blake2b(seed, digest_size=16).digest()
     if not found.child:
-        return Session(key, name)
-    child = blake2b(seed + b"\0" + found.child, digest_size=16, person=b"child").digest()
-    return Session(child, name, parent=key)
+        return Session(blake2b(seed, digest_size=16).digest(), name)
+    return Session(blake2b(seed + b"\0" + found.child, digest_size=16, person=b"child").digest(), name)
 
 
 def digest(key: bytes, secret: bytes) -> str:

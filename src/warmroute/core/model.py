@@ -36,14 +36,10 @@ class BackendSpec:
 
 
 class Session(NamedTuple):
-    """A conversation as the router knows it: a 16-byte digest, and the source its identity came from.
-
-    `parent` is the key of the conversation that a sub-agent works for.
-    """
+    """A conversation as the router knows it: a 16-byte digest, and the source its identity came from."""
 
     key: bytes
     source: str
-    parent: bytes | None = None
 
 
 class Reason(StrEnum):

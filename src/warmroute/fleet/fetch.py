@@ -5,7 +5,8 @@ import errno
 
 import httpx
 
-_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of a connection that say that the router has run out of something: descriptors, ports, memory."""
 
 
 class FetchError(Exception):
@@ -32,7 +33,7 @@ async def fetch(client: httpx.AsyncClient, url: str, *, timeout: float, limit: i
         raise FetchError("timed out") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         cause = _os_error(error)
-        if cause is not None and cause.errno in _OWN_FAULTS:
+        if cause is not None and cause.errno in OWN_FAULTS:
             raise FetchError(cause.strerror or str(cause), own=True) from None
         if isinstance(error, httpx.ConnectError) and (cause is None or cause.errno == errno.ECONNREFUSED):
             raise FetchError("connection refused") from None

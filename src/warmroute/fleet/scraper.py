@@ -31,10 +31,8 @@ class ScrapeTimes:
 
 def series_filter(choice: str | tuple[str, ...]) -> Callable[[str], bool]:
     """Which of vLLM's families are passed on: "all", "none", or names and beginnings of names."""
-    if choice == "all":
-        return lambda name: True
-    if choice == "none" or isinstance(choice, str):
-        return lambda name: False
+    if isinstance(choice, str):
+        return lambda name: choice == "all"
     return lambda name: name.startswith(choice)
 
 

@@ -60,12 +60,4 @@ class AccessLog:
             self._stream.write("\n".join(lines) + "\n")
             self._stream.flush()
 
-    def close(self) -> None:
-        self.flush()
-        if isinstance(self._stream, BackgroundWriter):
-            self._stream.close()
-
-    @property
-    def dropped(self) -> int:
-        """Lines lost because nobody read the stream."""
-        return self._stream.dropped if isinstance(self._stream, BackgroundWriter) else 0
+    close = flush

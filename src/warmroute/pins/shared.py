@@ -54,8 +54,7 @@ class SharedPins:
 
     def named(self, session: Session) -> Session:
         """The session under the name by which all routers know it."""
-        parent = None if session.parent is None else self._naming.name(session.parent)
-        return Session(self._naming.name(session.key), session.source, parent)
+        return Session(self._naming.name(session.key), session.source)
 
     def agreed(self, name: bytes) -> bool:
         """Whether nothing has to be asked before this session's pin is used. A pin that is due is renewed meanwhile."""

@@ -62,7 +62,7 @@ class DataApp:
                 await self._elsewhere(scope, client)
             elif scope["method"] not in route.methods:
                 await _refuse(client, scope, errors.method_not_allowed(route.label, route.methods), protocol)
-            elif route in (routes.MODELS, routes.MODEL):
+            elif route is routes.MODELS or route is routes.MODEL:
                 await self._models(route, scope, client, receive)
             else:
                 await self._handler.handle(route, scope, client, receive)

@@ -52,7 +52,7 @@ class RouterError:
 
 def not_found(path: str) -> RouterError:
     return RouterError(
-        404, "unknown_path", f"{path!r} is not a path of the model API; see the README for those that are"
+        404, "unknown_path", f"{path!r} is not a path of the model API; docs/reference.md lists those that are"
     )
 
 

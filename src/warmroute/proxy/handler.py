@@ -1,5 +1,6 @@
 """One request through its hops: identify, place, open, relay, settle. Sequence only; every rule lives in `core`."""
 
+import asyncio
 import itertools
 import logging
 import secrets
@@ -96,6 +97,9 @@ class Handler:
                 await self._serve(_Exchange(request, route.protocol, client, record))
         except (ClientLeft, ClientGone):
             record.aborted = True
+        except asyncio.CancelledError:
+            record.status = 503
+            raise
         except BodyTooLarge:
             record.status = 413
             told = [*self._told(record), (b"connection", b"close")]
@@ -179,7 +183,7 @@ class Handler:
             pool.base_path + request.target,
             request.headers,
             host=pool.host_header,
-            body_length=len(request.body) if request.body or request.method != "GET" else None,
+            body_length=len(request.body) if request.body or request.method == "POST" else None,
             extra=extra,
         )
         connection.send(head, request.body, head_only=request.method == "HEAD")
@@ -252,10 +256,11 @@ class Handler:
 
     async def _answer(self, client: Client, record: RequestRecord, error: RouterError, protocol: Protocol) -> None:
         record.status = error.status
+        record.backend = record.engine = None  # none of them answered; the failures name those that were asked
         await send_error(client, error, protocol, self._told(record))
 
     def _told(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
-        """Our own response headers; the id is always there."""
+        """Our own response headers of a routed request; its id is there even where the others are switched off."""
         headers = [(b"x-request-id", record.id.encode())]
         if self._tell:
             headers.append((b"x-warmroute-decision", record.decision.encode()))

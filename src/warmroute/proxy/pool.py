@@ -1,7 +1,6 @@
 """The connections to one backend: kept alive, reused or newly opened, closed before vLLM closes them."""
 
 import asyncio
-import errno
 import socket
 import ssl
 from collections.abc import Callable
@@ -9,10 +8,8 @@ from types import TracebackType
 from urllib.parse import quote, urlsplit
 
 from ..core.model import BackendSpec, Failure, Phase
+from ..fleet.fetch import OWN_FAULTS
 from .connection import Connection, UpstreamError
-
-_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
-"""What the router has run out of itself: descriptors, ports, memory."""
 
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -31,7 +28,7 @@ _KEEP_ALIVE = (
 
 
 def _connect_failure(error: OSError | TimeoutError, spec: BackendSpec, timeout: float) -> Failure:
-    if error.errno in _OWN_FAULTS:
+    if error.errno in OWN_FAULTS:
         return Failure(Phase.CONNECT, "own", f"the router cannot open a connection: {error.strerror}", own=True)
     if isinstance(error, ConnectionRefusedError):
         return Failure(Phase.CONNECT, "refused", f"connection refused by {spec.host}:{spec.port}")
