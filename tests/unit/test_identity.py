@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warmroute.core.identity import DEFAULT_LADDER, SOURCES, digest, identify, ladder
+from warmroute.core.identity import BODY_FIELDS, DEFAULT_LADDER, SOURCES, digest, identify, ladder
 from warmroute.core.model import Session
 
 UUID = "0b5c1f9e-3a77-4a53-9a61-0c2a4c1b7d11"
@@ -78,6 +78,18 @@ def test_each_source_gives_a_session_and_says_that_it_did(source: str) -> None:
     session = session_of(REQUESTS[source])
     assert session is not None
     assert (session.source, len(session.key)) == (source, 16)
+
+
+def test_every_field_that_a_source_looks_at_is_among_those_that_are_read() -> None:
+    looked_at: set[str] = set()
+
+    class Watched(View):
+        def field(self, name: str) -> object:
+            looked_at.add(name)
+            return None
+
+    identify(Watched(), "m", ALL)
+    assert looked_at == set(BODY_FIELDS)
 
 
 def test_a_key_that_may_be_a_persons_is_asked_only_when_configured() -> None:

@@ -147,6 +147,19 @@ request, trace and correlation ids, `cache_salt`.
 """
 
 
+BODY_FIELDS = (
+    "session_id",
+    "vllm_xargs",
+    "session_params",
+    "litellm_session_id",
+    "metadata",
+    "conversation",
+    "conversation_id",
+    "prompt_cache_key",
+)
+"""The top-level fields of a JSON body that the sources look at."""
+
+
 def custom(name: str) -> KeySource:
     """A source that an operator adds by name: `header:NAME`, `body:PATH` or `cookie:NAME`. Raises ValueError."""
     kind, colon, rest = name.partition(":")

@@ -7,6 +7,7 @@ from itertools import islice
 import msgspec
 
 from ..core.headers import Headers
+from ..core.identity import BODY_FIELDS
 from .client import Receive
 
 _NO_RAW = msgspec.Raw(b"")
@@ -48,9 +49,9 @@ class FieldReader:
 
 
 def reader_for(sources: Iterable[str]) -> FieldReader:
-    """A reader of what routing needs: the model, and the fields that these key sources look at."""
-    own = ("model", "conversation", "metadata")
-    return FieldReader([*own, *(name.removeprefix("body:").partition(".")[0] for name in sources)])
+    """A reader of what routing needs: the model, and the fields that the key sources look at."""
+    added = (name.removeprefix("body:").partition(".")[0] for name in sources if name.startswith("body:"))
+    return FieldReader(["model", *BODY_FIELDS, *added])
 
 
 class Request:
