@@ -80,7 +80,7 @@ class BackendState:
 
     @property
     def available(self) -> bool:
-        return self.health.up is not False
+        return self.health.usable
 
     @property
     def accepts_new(self) -> bool:
