@@ -6,7 +6,10 @@ STAMP  := $(VENV)/.installed
 # Real vLLM servers for `make test-vllm`: 2 GB, kept outside the checkout.
 VLLM_DIR ?= $(HOME)/.cache/warmroute/vllm-0.32.0
 
-.PHONY: demo test lint format test-vllm bench vllm clean
+# Real agents for `make test-clients`: 1 GB from npm.
+AGENTS_DIR ?= $(HOME)/.cache/warmroute/agents
+
+.PHONY: demo test lint format test-vllm test-clients bench vllm clean
 
 demo: $(STAMP)
 	$(BIN)/warmroute demo
@@ -25,6 +28,10 @@ format: $(STAMP)
 
 test-vllm: $(STAMP) vllm
 	VLLM_DIR=$(VLLM_DIR) $(BIN)/pytest tests/vllm
+
+test-clients: $(STAMP)
+	tests/clients/install.sh $(AGENTS_DIR)
+	AGENTS_DIR=$(AGENTS_DIR) $(BIN)/pytest tests/clients
 
 vllm:
 	tests/vllm/install.sh $(VLLM_DIR)

@@ -22,6 +22,7 @@ PURE = {
     "bisect",
     "collections",
     "collections.abc",
+    "contextlib",
     "dataclasses",
     "enum",
     "functools",

@@ -19,6 +19,7 @@ from warmroute.fleet.registry import Registry
 from warmroute.observe.counters import RequestCounters
 from warmroute.observe.metrics import RouterCollector
 from warmroute.pins.memory import PinTable
+from warmroute.recognition.memory import remember
 
 PROJECT = Path(__file__).parent.parent
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
@@ -123,7 +124,8 @@ def metrics() -> list[str]:
     """Every metric that a router of one backend shows."""
     pins = PinTable(lambda: 0.0, idle_expiry=1.0, limit=1)
     registry = Registry([BackendSpec("a", "http://a")], pins, Thresholds(), 0.0)
-    collector = RouterCollector(RequestCounters(), registry, pins, lambda: 0.0, stale_after=60.0)
+    memory = remember(lambda: 0.0, idle_expiry=1.0, entries=1, sessions=1, backends=1)
+    collector = RouterCollector(RequestCounters(), registry, pins, lambda: 0.0, 60.0, memory)
     return sorted(f"{m.name}_total" if m.type == "counter" else m.name for m in collector.collect())
 
 

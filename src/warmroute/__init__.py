@@ -5,8 +5,9 @@ A map of the package, in the order in which a request meets it:
     cli, config, app    flags and one YAML file -> a validated Config -> a running Router (app constructs; listeners: sockets)
     proxy/              the data path. data: which paths exist; handler: one request, hop by hop; request and client: its two
                         ends; placement: decide, reserve, lease; connection, pool: the backends' side; errors: our own answers
-    core/               every decision, without I/O: identity (whose turn is it), ring and policy (who serves it), relay and
-                        sse (when has an answer begun), retry (may it be tried again), health, rates (hit ratios)
+    core/               every decision, without I/O: identity, messages and history (whose turn is it), ring and policy (who
+                        serves it), relay and sse (when has an answer begun), retry (may it be tried again), health, rates
+    recognition/        identity that needs a memory: conversations known by content, ids that are none, who made a response
     fleet/              the backends now: registry owns their state; prober and scraper watch them
     pins/               session -> backend and engine
     observe/            one record a request -> counters, metrics, access log, state as JSON
@@ -15,8 +16,8 @@ A map of the package, in the order in which a request meets it:
     check, control      `warmroute check URL`; the commands that talk to a running router
     demo                simulated servers, router and chat in one process
 
-Arrows point one way: core <- pins <- fleet <- observe <- proxy <- web, sim <- listeners <- app <- demo <- cli. core imports
-only itself and the pure standard library. State changes are synchronous and whole; async code only moves bytes.
+Arrows point one way: core <- pins <- recognition <- fleet <- observe <- proxy <- web, sim <- listeners <- app <- demo <- cli.
+core imports only itself and the pure standard library. State changes are synchronous and whole; async code only moves bytes.
 """
 
 __version__ = "0.1.0"

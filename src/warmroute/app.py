@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from . import listeners
 from .config import Config, ConfigError, read_secret
 from .core.health import Thresholds
-from .core.identity import ladder
+from .core.identity import CONTENT, ladder
 from .core.model import Failure, Phase
 from .core.policy import Bounds
 from .fleet.prober import Prober, ProbeTimes
@@ -38,7 +38,10 @@ from .proxy.data import DataApp
 from .proxy.handler import Handler
 from .proxy.placement import Placement
 from .proxy.pool import Pool
+from .proxy.request import decoded, reader_for
 from .proxy.server import DataProtocol
+from .recognition.memory import remember
+from .recognition.recognizer import Recognizer
 from .web import admin
 
 log = logging.getLogger("warmroute")
@@ -105,6 +108,22 @@ class Router:
         self.pins = PinTable(clock, idle_expiry=affinity.idle_expiry, limit=affinity.max_sessions)
         self.registry = Registry(config.specs, self.pins, Thresholds(health.fall, health.rise), clock())
         self.shared = self._share(secret)
+        self.memory = remember(
+            clock,
+            idle_expiry=affinity.idle_expiry,
+            entries=affinity.max_history,
+            sessions=affinity.max_sessions,
+            backends=len(config.specs),
+        )
+        self.recognizer = Recognizer(
+            self.memory,
+            self.pins,
+            sources=ladder(affinity.key_sources),
+            by_content=CONTENT in affinity.key_sources,
+            decode=decoded,
+            nonce=lambda: secrets.token_bytes(16),
+            known_as=self.shared.named if self.shared else None,
+        )
         self.counters = RequestCounters()
         self._http = httpx.AsyncClient(
             trust_env=False, follow_redirects=False, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)
@@ -173,10 +192,10 @@ class Router:
             backend_failed=self._backend_failed,
             clock=clock,
             secret=self._secret,
-            key_sources=ladder(affinity.key_sources),
+            recognizer=self.recognizer,
+            reader=reader_for(affinity.key_sources),
             body_limit=config.limits.body,
             response_headers=config.response_headers,
-            shared=self.shared,
         )
         self._data_app = DataApp(handler, self.registry, lambda: self.stopping, self._internal_error)
         stale_after = config.metrics.stale_after
@@ -189,9 +208,12 @@ class Router:
             stale_after=stale_after,
             started=clock(),
             stopping=lambda: self.stopping,
+            memory=self.memory,
             store=self.shared.store if self.shared else None,
         )
-        collector = RouterCollector(self.counters, self.registry, self.pins, clock, stale_after, self.shared)
+        collector = RouterCollector(
+            self.counters, self.registry, self.pins, clock, stale_after, self.memory, self.shared
+        )
         self._admin_app = admin.build(
             state=self._state,
             metrics=MetricsPage(collector, self.registry, clock, stale_after),

@@ -16,6 +16,7 @@ from warmroute.observe.log import as_json
 from warmroute.observe.metrics import MetricsPage, RouterCollector
 from warmroute.observe.record import RequestRecord
 from warmroute.pins.memory import PinTable
+from warmroute.recognition.memory import remember
 
 from .backend import GOLDEN
 from .cases_core import MANY, fleet_of, keys
@@ -93,7 +94,19 @@ def metrics_rows(scale: Scale) -> Iterator[Row]:
     def clock() -> float:
         return 2.0
 
-    page = MetricsPage(RouterCollector(counters, registry, pins, clock, 60.0), registry, clock, 60.0)
+    page = MetricsPage(
+        RouterCollector(
+            counters,
+            registry,
+            pins,
+            clock,
+            60.0,
+            remember(lambda: 0.0, idle_expiry=1.0, entries=1, sessions=1, backends=1),
+        ),
+        registry,
+        clock,
+        60.0,
+    )
     size = len(page.render())
     yield millis(f"metrics page: {MANY} backends with vLLM's series, {size:,} bytes", page.render, scale)
     for state in registry.backends.values():

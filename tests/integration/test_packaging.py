@@ -24,6 +24,7 @@ from warmroute.fleet.registry import Registry
 from warmroute.observe.counters import RequestCounters
 from warmroute.observe.metrics import RouterCollector
 from warmroute.pins.memory import PinTable
+from warmroute.recognition.memory import remember
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
@@ -331,7 +332,14 @@ def router_metric_names() -> set[str]:
     pins = PinTable(lambda: 0.0, idle_expiry=1.0, limit=1)
     config = Config.from_urls(["http://127.0.0.1:1"])
     registry = Registry(config.specs, pins, Thresholds(), 0.0)
-    families = RouterCollector(RequestCounters(), registry, pins, lambda: 0.0, 60.0).collect()
+    families = RouterCollector(
+        RequestCounters(),
+        registry,
+        pins,
+        lambda: 0.0,
+        60.0,
+        remember(lambda: 0.0, idle_expiry=1.0, entries=1, sessions=1, backends=1),
+    ).collect()
     suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
     return {family.name + suffix for family in families for suffix in suffixes[family.type]}
 

@@ -89,23 +89,23 @@ def test_odd_characters_stay_on_one_line_of_json(odd: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "200 /v1/chat/completions -> a:8000 pin_hit 0123456789ab first byte 250 ms 1500 ms"),
+        ({}, "200 /v1/chat/completions -> a:8000 pin_hit x-session-id 0123456789ab first byte 250 ms 1500 ms"),
         (
             {"engine": "1", "usage": Usage(30, 20, 5)},
-            "200 /v1/chat/completions -> a:8000/1 pin_hit 0123456789ab prompt 30 (20 cached) answer 5"
+            "200 /v1/chat/completions -> a:8000/1 pin_hit x-session-id 0123456789ab prompt 30 (20 cached) answer 5"
             " first byte 250 ms 1500 ms",
         ),
         (
             {"usage": Usage(30)},
-            "200 /v1/chat/completions -> a:8000 pin_hit 0123456789ab prompt 30 first byte 250 ms 1500 ms",
+            "200 /v1/chat/completions -> a:8000 pin_hit x-session-id 0123456789ab prompt 30 first byte 250 ms 1500 ms",
         ),
         (
             {"backend": None, "session": None, "first_byte_s": None, "status": 503, "decision": "none_available"},
-            "503 /v1/chat/completions -> - none_available - 1500 ms",
+            "503 /v1/chat/completions -> - none_available x-session-id - 1500 ms",
         ),
         (
             {"failures": [("b", REFUSED)], "attempts": 2, "aborted": True},
-            "200 /v1/chat/completions -> a:8000 pin_hit 0123456789ab first byte 250 ms 1500 ms"
+            "200 /v1/chat/completions -> a:8000 pin_hit x-session-id 0123456789ab first byte 250 ms 1500 ms"
             " attempts 2 (b: connection refused by a:8000) client left",
         ),
     ],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warmroute.core.identity import BODY_FIELDS, DEFAULT_LADDER, SOURCES, digest, identify, ladder
+from warmroute.core.identity import BODY_FIELDS, DEFAULT_LADDER, DEFAULT_SOURCES, SOURCES, digest, identify, ladder
 from warmroute.core.model import Session
 
 UUID = "0b5c1f9e-3a77-4a53-9a61-0c2a4c1b7d11"
@@ -32,7 +32,7 @@ def view(headers: dict[str, str] | None = None, **fields: object) -> View:
     return View({name.lower().encode(): value.encode() for name, value in (headers or {}).items()}, fields)
 
 
-ALL = ladder(SOURCES)
+ALL = ladder(tuple(SOURCES))
 
 
 def session_of(request: View, model: str | None = "m") -> Session | None:
@@ -92,9 +92,24 @@ def test_every_field_that_a_source_looks_at_is_among_those_that_are_read() -> No
     assert looked_at == set(BODY_FIELDS)
 
 
-def test_a_key_that_may_be_a_persons_is_asked_only_when_configured() -> None:
-    assert identify(REQUESTS["prompt_cache_key"], "m").session is None
-    assert [name for name, _ in DEFAULT_LADDER] == [name for name in SOURCES if name != "prompt_cache_key"]
+def test_all_sources_are_asked_by_default_and_content_comes_last() -> None:
+    assert [name for name, _ in DEFAULT_LADDER] == list(SOURCES)
+    assert [*SOURCES, "content"] == list(DEFAULT_SOURCES)
+    assert ladder(("session_id", "content")) == ladder(("session_id",))
+    assert ladder(("content",)) == ladder(()) == ()
+    with pytest.raises(ValueError, match="only be the last"):
+        ladder(("content", "session_id"))
+
+
+@pytest.mark.parametrize("source", ["x-session-affinity", "x-opencode-session", "x-session-id"])
+def test_a_sub_agent_that_names_where_it_came_from_has_a_parent(source: str) -> None:
+    parent, child = session_of(view({source: "P"})), session_of(view({source: "C", "x-parent-session-id": "P"}))
+    alone, itself = session_of(view({source: "C"})), session_of(view({source: "P", "x-parent-session-id": "P"}))
+    assert parent is not None
+    assert child is not None
+    assert alone is not None
+    assert (child.key, child.parent) == (alone.key, parent.key)
+    assert itself == parent
 
 
 def test_sources_are_asked_in_their_order() -> None:

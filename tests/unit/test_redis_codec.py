@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from warmroute.core.model import Place
 from warmroute.pins import codec
-from warmroute.pins.codec import Naming, Place
+from warmroute.pins.codec import Naming
 
 KEY = bytes(range(16))
 NAMES = st.text(min_size=1, max_size=60)

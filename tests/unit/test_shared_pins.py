@@ -136,7 +136,7 @@ class Side:
             self.registry.drain(name, False)
 
     async def place(self, who: Session, exclude: Sequence[str] = ()) -> Placed:
-        placed = await self.placement.place_shared(self.shared, who, None, b"r", exclude)
+        placed = await self.placement.place_agreed(who, None, b"r", exclude)
         assert isinstance(placed, Placed)
         return placed
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,9 +24,13 @@ def _text(dice: random.Random, words: int) -> str:
 
 @dataclass
 class Outcome:
-    """What a run did: where each turn went, what went wrong, and what the servers counted meanwhile."""
+    """What a run did: where each turn went, what went wrong, and what the servers counted meanwhile.
+
+    `told` counts the decisions with their key sources, as the router's headers tell them.
+    """
 
     served_by: dict[int, list[str]] = field(default_factory=dict)
+    told: Counter[tuple[str | None, str | None]] = field(default_factory=Counter)
     failed_before_content: list[str] = field(default_factory=list)
     failed_after_content: list[str] = field(default_factory=list)
     queries: dict[str, float] = field(default_factory=dict)
@@ -39,18 +44,21 @@ class Outcome:
     def load_max_over_mean(self) -> float:
         return max(self.queries.values()) * len(self.queries) / sum(self.queries.values())
 
-    def moves(self) -> dict[int, int]:
-        """How often each conversation changed its server; those that never did are left out."""
+    def moves(self, after: int = 0) -> dict[int, int]:
+        """How often each conversation changed its server after so many turns; those that never did are left out."""
         found = {}
         for number, servers in self.served_by.items():
-            changes = sum(a != b for a, b in pairwise(servers))
+            changes = sum(a != b for a, b in pairwise(servers[after:]))
             if changes:
                 found[number] = changes
         return found
 
 
 class Conversations:
-    """`sessions` conversations of `turns` streamed turns each, after one system prompt that is new to every cache."""
+    """`sessions` conversations of `turns` streamed turns each, after one system prompt that is new to every cache.
+
+    With `same_opening` they all begin with the same question too, and go apart from the second turn on.
+    """
 
     def __init__(
         self,
@@ -60,6 +68,7 @@ class Conversations:
         sessions: int = 24,
         turns: int = 6,
         ids: bool = True,
+        same_opening: bool = False,
         seed: int = 1,
     ) -> None:
         self.outcome = Outcome()
@@ -67,15 +76,16 @@ class Conversations:
         self._url, self._servers = url, servers
         self._sessions, self._turns, self._ids, self._seed = sessions, turns, ids, seed
         self._system = f"[{uuid.uuid4()}] " + _text(random.Random(seed), 60)
+        self._opening = _text(random.Random(seed * 1000 - 1), 150) if same_opening else None
 
     async def run(self) -> Outcome:
         """Hold all conversations to their end; the counters are read before and after."""
         async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None)) as http:
-            before = {s.url: await _counters(http, s.url) for s in self._servers if s.running}
+            before = {s.url: await counters(http, s.url) for s in self._servers if s.running}
             await asyncio.gather(*(self._talk(http, number) for number in range(self._sessions)))
             for server in self._servers:
                 if server.running:
-                    queries, hits = await _counters(http, server.url)
+                    queries, hits = await counters(http, server.url)
                     self.outcome.queries[server.url] = queries - before[server.url][0]
                     self.outcome.hits[server.url] = hits - before[server.url][1]
         return self.outcome
@@ -85,8 +95,9 @@ class Conversations:
         headers = {"x-session-id": str(uuid.uuid4())} if self._ids else {}
         messages = [{"role": "system", "content": self._system}]
         await asyncio.sleep(dice.random() * 2)
-        for _ in range(self._turns):
-            messages.append({"role": "user", "content": _text(dice, 150)})
+        for turn in range(self._turns):
+            question = _text(dice, 150)
+            messages.append({"role": "user", "content": (self._opening if turn == 0 else None) or question})
             answer = await self._ask(http, number, messages, headers)
             if answer is None:
                 messages.pop()
@@ -112,7 +123,9 @@ class Conversations:
             async with http.stream("POST", f"{self._url}/v1/chat/completions", json=body, headers=headers) as response:
                 if response.status_code != 200:
                     raise _Failed(f"{response.status_code} {(await response.aread())[:200]!r}")
-                self.outcome.served_by.setdefault(number, []).append(response.headers["x-warmroute-backend"])
+                told = response.headers
+                self.outcome.served_by.setdefault(number, []).append(told["x-warmroute-backend"])
+                self.outcome.told[told.get("x-warmroute-decision"), told.get("x-warmroute-key")] += 1
                 ended = False
                 async for line in response.aiter_lines():
                     ended = ended or line == "data: [DONE]"
@@ -134,7 +147,8 @@ class _Failed(Exception):
     """A turn that did not end well."""
 
 
-async def _counters(http: httpx.AsyncClient, url: str) -> tuple[float, float]:
+async def counters(http: httpx.AsyncClient, url: str) -> tuple[float, float]:
+    """The prefix-cache queries and hits of the server at this URL, in tokens since its start."""
     found = vllm_metrics.prefix_cache(parse((await http.get(f"{url}/metrics")).text, "it").values)
     assert found is not None
     return sum(found[0].values()), sum(found[1].values())

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -17,10 +17,12 @@ class RequestView(Protocol):
 
 
 class Key(NamedTuple):
-    """What a source found: a conversation's id, and the id of one agent within it where the client names one."""
+    """What a source found: a conversation's id, and where the client names them the id of one agent within it, or the id
+    of the conversation that this one was started from."""
 
     value: bytes
     child: bytes = b""
+    parent: bytes = b""
 
 
 KeySource = Callable[[RequestView], Key | None]
@@ -33,6 +35,18 @@ def header(name: str) -> KeySource:
     def source(view: RequestView) -> Key | None:
         value = view.header(encoded)
         return None if value is None else Key(value.strip())
+
+    return source
+
+
+def named_with_parent(name: str) -> KeySource:
+    """A request header's value, with opencode's header for the conversation that a sub-agent was started from."""
+    own = header(name)
+
+    def source(view: RequestView) -> Key | None:
+        found = own(view)
+        parent = view.header(b"x-parent-session-id")
+        return found if found is None or parent is None else found._replace(parent=parent.strip())
 
     return source
 
@@ -116,11 +130,11 @@ SOURCES: Mapping[str, KeySource] = {
     # clients that name their conversations by themselves
     "claude-code": claude_code,
     "x-openwebui-chat-id": header("x-openwebui-chat-id"),
-    "x-session-affinity": header("x-session-affinity"),
-    "x-opencode-session": header("x-opencode-session"),
+    "x-session-affinity": named_with_parent("x-session-affinity"),
+    "x-opencode-session": named_with_parent("x-opencode-session"),
     "codex": codex,
     # names in general use
-    "x-session-id": header("x-session-id"),
+    "x-session-id": named_with_parent("x-session-id"),
     "chatui-conversation-id": header("chatui-conversation-id"),
     "agent-session-id": header("agent-session-id"),
     "x-conversation-id": header("x-conversation-id"),
@@ -172,13 +186,22 @@ def custom(name: str) -> KeySource:
     raise ValueError(f"{name!r} is no key source; add one as header:NAME, body:PATH or cookie:NAME")
 
 
-def ladder(names: Iterable[str]) -> tuple[tuple[str, KeySource], ...]:
-    """The sources of these names, in this order. Raises ValueError for a name that is none."""
-    return tuple((name, SOURCES.get(name) or custom(name)) for name in names)
+def ladder(names: Sequence[str]) -> tuple[tuple[str, KeySource], ...]:
+    """The sources of ids by these names, in this order. Raises ValueError for a name that is none.
+
+    `content` finds no id and is not among them, but may end the names.
+    """
+    ids = names[:-1] if names and names[-1] == CONTENT else names
+    if CONTENT in ids:
+        raise ValueError(f"{CONTENT!r} is for requests without an id, so it can only be the last key source")
+    return tuple((name, SOURCES.get(name) or custom(name)) for name in ids)
 
 
-DEFAULT_SOURCES = tuple(name for name in SOURCES if name != "prompt_cache_key")
-"""Asked where nothing else is configured. Some clients give all chats of a person one `prompt_cache_key`."""
+CONTENT = "content"
+"""The last source: a conversation is known by what was said in it, which takes more than the request to find out."""
+
+DEFAULT_SOURCES = (*SOURCES, CONTENT)
+"""Asked where nothing else is configured."""
 
 DEFAULT_LADDER = ladder(DEFAULT_SOURCES)
 
@@ -201,6 +224,10 @@ def refusal(value: bytes) -> str | None:
 _STAND_FOR_NOTHING = frozenset(b"null none undefined nan default unknown anonymous user new 0 -".split())
 
 
+AGENT_SOURCES = frozenset({"claude-code", "codex", "x-session-affinity", "x-opencode-session", "agent-session-id"})
+"""Sources under one id of which an agent may hold many conversations: sub-agents, titles, compacted histories."""
+
+
 class Identity(NamedTuple):
     """The session, if any source had one, and the sources whose values could not be used, with the reason."""
 
@@ -208,10 +235,17 @@ class Identity(NamedTuple):
     refused: tuple[tuple[str, str], ...] = ()
 
 
+Unusable = Callable[[Session], str | None]
+"""Says in one word why a session is none, from what is known of it so far; None if it is one."""
+
+
 def identify(
-    view: RequestView, model: str | None, sources: Iterable[tuple[str, KeySource]] = DEFAULT_LADDER
+    view: RequestView,
+    model: str | None,
+    sources: Iterable[tuple[str, KeySource]] = DEFAULT_LADDER,
+    unusable: Unusable = lambda session: None,
 ) -> Identity:
-    """The session of a request.
+    """The session of a request by an id that it carries.
 
     The key is a digest of the source's name, the model and the value: equal values of different sources are different
     sessions, and each model has a cache of its own.
@@ -222,18 +256,26 @@ def identify(
         if found is None:
             continue
         why = refusal(found.value)
-        if why is not None:
-            refused = (*refused, (name, why))
-            continue
-        return Identity(_session(name, model, found), refused)
+        if why is None:
+            session = _session(name, model, found)
+            why = unusable(session)
+            if why is None:
+                return Identity(session, refused)
+        refused = (*refused, (name, why))
     return Identity(None, refused)
+
+
+def child_of(session: Session, child: bytes) -> Session:
+    """The session of an agent, or of another conversation, that a client names only together with this one."""
+    return Session(blake2b(session.key + child, digest_size=16, person=b"child").digest(), session.source, session.key)
 
 
 def _session(name: str, model: str | None, found: Key) -> Session:
     seed = b"\0".join((name.encode(), (model or "").encode("utf-8", "surrogatepass"), found.value))
-    if not found.child:
-        return Session(blake2b(seed, digest_size=16).digest(), name)
-    return Session(blake2b(seed + b"\0" + found.child, digest_size=16, person=b"child").digest(), name)
+    session = Session(blake2b(seed, digest_size=16).digest(), name)
+    if found.parent and found.parent != found.value:
+        session = session._replace(parent=_session(name, model, Key(found.parent)).key)
+    return child_of(session, found.child) if found.child else session
 
 
 def digest(key: bytes, secret: bytes) -> str:

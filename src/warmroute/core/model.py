@@ -36,10 +36,14 @@ class BackendSpec:
 
 
 class Session(NamedTuple):
-    """A conversation as the router knows it: a 16-byte digest, and the source its identity came from."""
+    """A conversation as the router knows it: a 16-byte digest, and the source its identity came from.
+
+    `parent` is the key of the session under which a sub-agent or a second conversation is named, b"" for most.
+    """
 
     key: bytes
     source: str
+    parent: bytes = b""
 
 
 class Reason(StrEnum):
@@ -49,6 +53,12 @@ class Reason(StrEnum):
     PIN_LOST = "pin_lost"  # that backend is gone: chosen anew, the pin moves
     RING = "ring"  # a new session at its home on the ring
     RING_SPILL = "ring_spill"  # a new session whose home is over its bound: the next one in ring order
+    HISTORY = "history"  # a new session that goes on with a history which this backend holds
+    NEAR_PARENT = "near_parent"  # a new session that shares a beginning with the one it came from, and is put near it
+    HEAD = "head"  # a new session; this backend knows more of its prompt's beginning than others
+    OWNER = "owner"  # the backend that made the response which the request names
+    OWNER_GONE = "owner_gone"  # that backend cannot be asked
+    SIDE = "side"  # a title, a tag, a probe beside a conversation: least loaded, and no pin is touched
     NO_SESSION = "no_session"  # nothing identifies a conversation: least loaded
     NONE_AVAILABLE = "none_available"  # no backend can take it
     UNKNOWN_MODEL = "unknown_model"  # no backend serves the model
@@ -64,12 +74,26 @@ class PinChange(StrEnum):
 
 
 class Decision(NamedTuple):
-    """Whom to ask and why. `backend` is None exactly when the reason is NONE_AVAILABLE or UNKNOWN_MODEL."""
+    """Whom to ask and why. `backend` is None exactly when the reason is NONE_AVAILABLE, OWNER_GONE or UNKNOWN_MODEL."""
 
     reason: Reason
     backend: str | None = None
     engine: str | None = None
     change: PinChange = PinChange.NONE
+
+
+class Place(NamedTuple):
+    """A backend, and one of its engines where it has several."""
+
+    backend: str
+    engine: str | None = None
+
+
+class Near(NamedTuple):
+    """Where a session without a pin would find some of its prompt, best first, and why: HISTORY, NEAR_PARENT or HEAD."""
+
+    reason: Reason
+    places: tuple[Place, ...]
 
 
 class EngineLoad(Protocol):

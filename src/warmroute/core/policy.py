@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil, floor
+from typing import NamedTuple
 
-from .model import Candidate, Candidates, Decision, PinChange, PinView, Reason, Session
+from .model import Candidate, Candidates, Decision, Near, PinChange, PinView, Reason, Session
 from .ring import Ring, position
 
 
@@ -15,15 +16,34 @@ class Bounds:
     `sessions` bounds live sessions. The first `even` sessions of a backend's share are dealt out exactly, since few long
     conversations must spread evenly too, and those that run now are only some of those that live; of what the share has
     beyond them a backend may hold that factor, so that most sessions of a large fleet are at home on the ring.
-    `in_flight` bounds running requests; a backend over it takes new sessions only if all are.
+    `in_flight` bounds running requests; a backend over it takes new sessions only if all are. `near` is for a session that
+    would rather be where a part of its prompt is known: by that factor may live sessions there be over their share, and
+    `near_in_flight` requests may run there whatever runs elsewhere.
     """
 
     sessions: float = 1.05
     even: int = 100
     in_flight: float = 1.25
+    near: float = 1.25
+    near_in_flight: int = 4
 
 
 DEFAULT_BOUNDS = Bounds()
+
+
+class Wishes(NamedTuple):
+    """What a request asks of its placement beyond its session.
+
+    `owner` is the one backend that can answer it; `near` is where a session without a pin had better go; `side` says that
+    it is beside a conversation.
+    """
+
+    owner: str | None = None
+    near: Near | None = None
+    side: bool = False
+
+
+NO_WISHES = Wishes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +71,15 @@ def decide(
     request_key: bytes,
     exclude: Collection[str] = (),
     bounds: Bounds = DEFAULT_BOUNDS,
+    wishes: Wishes = NO_WISHES,
 ) -> Decision:
     """Choose a backend and say why; changes nothing.
 
     `exclude` names the backends that have failed this request already. `request_key` breaks ties between equally loaded
     backends for a request without a session.
     """
+    if wishes.owner is not None:
+        return _ask_owner(fleet, wishes.owner, session, pin, exclude)
     if pin is not None and session is not None:
         pinned = fleet.backends.get(pin.backend)
         if pinned is not None and pinned.available and pinned.name not in exclude and _serves(pinned, model):
@@ -68,13 +91,61 @@ def decide(
         return Decision(Reason.NONE_AVAILABLE if known or not fleet.backends else Reason.UNKNOWN_MODEL)
     candidates = [b for b in serving if b.accepts_new] or serving
     if session is None:
-        return Decision(Reason.NO_SESSION, _least_loaded(fleet.ring, candidates, request_key).name)
+        reason = Reason.SIDE if wishes.side else Reason.NO_SESSION
+        return Decision(reason, _least_loaded(fleet.ring, candidates, request_key).name)
+    if wishes.near is not None and pin is None:
+        near = _near(candidates, wishes.near, session.key, bounds)
+        if near is not None:
+            return near
     home, chosen = _place(fleet.ring, candidates, session.key, bounds)
     engine = pick_engine(chosen, session.key)
     if pin is not None:
         return Decision(Reason.PIN_LOST, chosen.name, engine, PinChange.MOVE)
     reason = Reason.RING if chosen is home else Reason.RING_SPILL
     return Decision(reason, chosen.name, engine, PinChange.BIND)
+
+
+def _ask_owner(
+    fleet: Fleet, owner: str, session: Session | None, pin: PinView | None, exclude: Collection[str]
+) -> Decision:
+    """Only the backend that made a response has it: no other is asked, and a session's pin follows."""
+    backend = fleet.backends.get(owner)
+    if backend is None or not backend.available or owner in exclude:
+        return Decision(Reason.OWNER_GONE)
+    if session is None:
+        return Decision(Reason.OWNER, owner)
+    stays = pin is not None and pin.backend == owner
+    engine = pin.engine if pin is not None and stays else None
+    if not _has_engine(backend, engine):
+        engine = pick_engine(backend, session.key)
+    change = PinChange.BIND if pin is None else PinChange.KEEP if stays else PinChange.MOVE
+    return Decision(Reason.OWNER, owner, engine, change)
+
+
+def _near(candidates: list[Candidate], near: Near, key: bytes, bounds: Bounds) -> Decision | None:
+    """The first place where a new session may be near what it shares, or None.
+
+    A history is followed whatever runs there. Near a parent only requests in flight count, since its sub-agents come at
+    once and are gone soon; a known head is not worth more than some sessions above the share.
+    """
+    weight = sum(b.weight for b in candidates)
+    sessions, in_flight = sum(b.sessions for b in candidates) + 1, sum(b.in_flight for b in candidates) + 1
+    by_name = {b.name: b for b in candidates}
+    if near.reason is Reason.HEAD and len({place.backend for place in near.places} & by_name.keys()) == len(by_name):
+        return None  # known everywhere
+    for place in near.places:
+        backend = by_name.get(place.backend)
+        if backend is None:
+            continue
+        share = backend.weight / weight
+        most = max(bounds.near_in_flight, _limit(in_flight * share, bounds.in_flight))
+        crowded = near.reason is not Reason.HISTORY and backend.in_flight + 1 > most
+        if near.reason is Reason.HEAD and backend.sessions + 1 > ceil(sessions * share * bounds.near - 1e-9):
+            crowded = True
+        if not crowded:
+            engine = place.engine if _has_engine(backend, place.engine) else pick_engine(backend, key)
+            return Decision(near.reason, backend.name, engine, PinChange.BIND)
+    return None
 
 
 def pick_engine(backend: Candidate, key: bytes) -> str | None:

@@ -1,6 +1,6 @@
 """One backend's answer on its way to the client: held back until it says something, then passed on unchanged."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from .sse import ContentGate
@@ -26,12 +26,13 @@ class Relay:
     first byte; of any other body the first byte is content.
     """
 
-    __slots__ = ("_early_usage", "_gate", "_tail", "event_stream", "state")
+    __slots__ = ("_early_usage", "_gate", "_tail", "event_stream", "listener", "readable", "state")
 
     def __init__(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self.event_stream = headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
-        readable = self.event_stream and status == 200 and b"content-encoding" not in headers
-        self._gate = ContentGate() if readable else None
+        self.readable = status == 200 and b"content-encoding" not in headers
+        self.listener: Callable[[bytes], None] | None = None
+        self._gate = ContentGate() if self.readable and self.event_stream else None
         self._tail = bytearray()
         self._early_usage = b""  # a JSON body may go on for long after it, with the prompt's token ids
         self.state = RelayState.HELD
@@ -51,7 +52,9 @@ class Relay:
         return data
 
     def note(self, data: bytes) -> None:
-        """Once an answer is streaming its bytes pass unchanged: this only remembers the last ones."""
+        """Once an answer is streaming its bytes pass unchanged: this only remembers the last ones, and tells the listener."""
+        if self.listener is not None:
+            self.listener(data)
         tail = self._tail
         tail += data
         if len(tail) > 4 * _TAIL:

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .messages import Shape
+
 
 class Protocol(StrEnum):
     """Whose API a path belongs to; it decides the shape of errors."""
@@ -14,17 +16,32 @@ class Protocol(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path of the model API. `label` names it in logs, so that client-chosen paths never do."""
+    """One path of the model API. `label` names it in logs, so that client-chosen paths never do.
+
+    `shape` says how its requests tell their prompt, None if they have none that a conversation could build on. `beside` says
+    that the prompt is not computed, so that no cache matters.
+    """
 
     label: str
     methods: tuple[str, ...]
     protocol: Protocol = Protocol.OPENAI
+    shape: Shape | None = None
+    beside: bool = False
 
 
+_CONVERSATIONS = (
+    Route("/v1/chat/completions", ("POST",), shape=Shape.CHAT),
+    Route("/v1/completions", ("POST",), shape=Shape.COMPLETIONS),
+    Route("/v1/responses", ("POST",), shape=Shape.RESPONSES),
+    Route("/v1/messages", ("POST",), Protocol.ANTHROPIC, Shape.MESSAGES),
+)
+_WITHOUT_COMPUTING = (
+    Route("/v1/messages/count_tokens", ("POST",), Protocol.ANTHROPIC, beside=True),
+    Route("/tokenize", ("POST",), beside=True),
+    Route("/detokenize", ("POST",), beside=True),
+    Route("/version", ("GET", "HEAD")),
+)
 _POSTS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
     "/v1/embeddings",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
@@ -35,22 +52,17 @@ _POSTS = (
     "/score",
     "/pooling",
     "/classify",
-    "/tokenize",
-    "/detokenize",
 )
-_ANTHROPIC_POSTS = ("/v1/messages", "/v1/messages/count_tokens")
 
 _EXACT: dict[bytes, Route] = {
+    **{route.label.encode(): route for route in (*_CONVERSATIONS, *_WITHOUT_COMPUTING)},
     **{path.encode(): Route(path, ("POST",)) for path in _POSTS},
-    **{path.encode(): Route(path, ("POST",), Protocol.ANTHROPIC) for path in _ANTHROPIC_POSTS},
-    b"/version": Route("/version", ("GET", "HEAD")),
 }
 MODELS = Route("/v1/models", ("GET", "HEAD"))
 MODEL = Route("/v1/models/{model}", ("GET", "HEAD"))
-_PATTERNS = (
-    (re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}"), Route("/v1/responses/{id}", ("GET",))),
-    (re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}/cancel"), Route("/v1/responses/{id}/cancel", ("POST",))),
-)
+_STORED_RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
+_RESPONSE = Route("/v1/responses/{id}", ("GET",))
+_CANCEL = Route("/v1/responses/{id}/cancel", ("POST",))
 
 
 def find(raw_path: bytes) -> Route | None:
@@ -65,7 +77,13 @@ def find(raw_path: bytes) -> Route | None:
         return MODELS
     if raw_path.startswith(b"/v1/models/") and len(raw_path) > len(b"/v1/models/"):
         return MODEL
-    for pattern, candidate in _PATTERNS:
-        if pattern.fullmatch(raw_path):
-            return candidate
-    return None
+    stored = _STORED_RESPONSE.fullmatch(raw_path)
+    return None if stored is None else _CANCEL if stored[2] else _RESPONSE
+
+
+def response_id(route: Route, raw_path: bytes) -> str | None:
+    """The stored response that a path names, if it names one."""
+    if route is not _RESPONSE and route is not _CANCEL:
+        return None
+    stored = _STORED_RESPONSE.fullmatch(raw_path)
+    return stored[1].decode() if stored else None

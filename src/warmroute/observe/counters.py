@@ -13,6 +13,9 @@ DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.
 NO_BACKEND = ""
 """The backend label of a request that no backend answered."""
 
+NO_SOURCE = "none"
+"""The source label of a request that no source names a conversation for."""
+
 RECENT = 50
 
 
@@ -45,6 +48,7 @@ class RequestCounters:
     moves: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
     refused_keys: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sources: Counter[str] = field(default_factory=Counter)
     client_aborts: int = 0
     log_lines_dropped: Callable[[], int] = lambda: 0
     internal_errors: Counter[str] = field(default_factory=Counter)
@@ -56,6 +60,7 @@ class RequestCounters:
         """Count one finished request."""
         backend = record.backend or NO_BACKEND
         self.requests[backend, record.status, record.decision] += 1
+        self.sources[record.key_source or NO_SOURCE] += 1
         if record.moved:
             self.moves[record.decision] += 1
         if record.failures:

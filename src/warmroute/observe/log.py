@@ -33,7 +33,7 @@ def as_text(record: RequestRecord) -> str:
     tried = f" attempts {record.attempts} ({'; '.join(record.reasons())})" if record.failures else ""
     return (
         f"{clock} {record.status} {record.path} -> {record.backend or '-'}{engine} {record.decision}"
-        f" {record.session or '-'}{tokens}{first} {record.duration_s * 1e3:.0f} ms{tried}{ends}"
+        f" {record.key_source or 'none'} {record.session or '-'}{tokens}{first} {record.duration_s * 1e3:.0f} ms{tried}{ends}"
     )
 
 

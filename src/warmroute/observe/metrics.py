@@ -12,6 +12,7 @@ from ..fleet.registry import BackendState, Registry
 from ..fleet.scraper import is_stale
 from ..pins.memory import PinTable
 from ..pins.shared import SharedPins
+from ..recognition.memory import Memory
 from .counters import Histogram, RequestCounters
 from .hit_rates import Tier, fleet_windowed, ratio, tier_of, windowed
 
@@ -28,6 +29,7 @@ class RouterCollector(Collector):
         pins: PinTable,
         clock: Callable[[], float],
         stale_after: float,
+        memory: Memory,
         shared: SharedPins | None = None,
     ) -> None:
         self._counters = counters
@@ -35,6 +37,7 @@ class RouterCollector(Collector):
         self._pins = pins
         self._clock = clock
         self._stale_after = stale_after
+        self._memory = memory
         self._shared = shared
 
     def collect(self) -> Iterator[Metric]:
@@ -49,6 +52,7 @@ class RouterCollector(Collector):
         yield from _cache(backends, "local", "prefix_cache", now)
         yield from _cache(backends, "external", "external_prefix_cache", now)
         yield from self._scrapes(backends, now)
+        yield from _recognition(self._memory)
         if self._shared is not None:
             yield from _store(self._shared)
 
@@ -67,6 +71,12 @@ class RouterCollector(Collector):
         )
         yield _counter(
             "warmroute_retries_total", "Attempts repeated, by what failed before", "reason", counters.retries
+        )
+        yield _counter(
+            "warmroute_requests_by_key_source_total",
+            "Requests finished, by where their conversation's identity came from",
+            "source",
+            counters.sources,
         )
         refused = CounterMetricFamily(
             "warmroute_key_values_refused_total",
@@ -161,6 +171,25 @@ def _cache(backends: list[BackendState], tier: Tier, name: str, now: float) -> I
         if hits.ratio is not None:
             fleet.add_metric([window], hits.ratio)
     yield from (asked, had, ratios, fleet)
+
+
+def _recognition(memory: Memory) -> Iterator[Metric]:
+    entries = GaugeMetricFamily(
+        "warmroute_recognition_entries", "What is remembered to recognise conversations", labels=["kind"]
+    )
+    for kind, count in memory.entries().items():
+        entries.add_metric([kind], count)
+    yield entries
+    yield CounterMetricFamily(
+        "warmroute_history_evicted_total",
+        "Entries of conversations' histories forgotten because there was no room",
+        value=memory.conversations.evicted,
+    )
+    yield CounterMetricFamily(
+        "warmroute_response_owner_unknown_total",
+        "Requests that named a response of which no maker is known",
+        value=memory.owners.unknown,
+    )
 
 
 def _store(shared: SharedPins) -> Iterator[Metric]:

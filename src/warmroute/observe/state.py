@@ -12,6 +12,7 @@ from ..fleet.registry import BackendState, EngineState, Registry
 from ..fleet.scraper import is_stale
 from ..pins.memory import PinTable
 from ..pins.store import Store
+from ..recognition.memory import Memory
 from .counters import RequestCounters
 from .hit_rates import STEP, fleet_windowed, history, ratio, steps, windowed
 
@@ -30,6 +31,7 @@ class StateView:
     stale_after: float
     started: float
     stopping: Callable[[], bool]
+    memory: Memory
     store: Store | None = None
 
     def state(self) -> Json:
@@ -131,6 +133,11 @@ class StateView:
         advice = []
         if self.store is not None and not self.store.up:
             advice.append(f"the shared store is not in use ({self.store.reason}): see that the router can reach it")
+        advice += self.memory.guards.told.values()
+        for source in sorted({name for name, why in self.counters.refused_keys if why == "template"}):
+            advice.append(
+                f"{source} arrives as a placeholder that nobody filled in; correct its name in the client's settings"
+            )
         silent = {b.name for b in backends if b.health.up and b.scrape.at is not None and not b.scrape.local.seen}
         for name in sorted(silent):
             advice.append(

@@ -7,20 +7,15 @@ JSON array, `[1,"backend","engine"]`, of which the first item is the version of 
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
+
+from ..core.model import Place
 
 NAME_SIZE = 16
 SENDER_SIZE = 8
 _LONGEST_VALUE = 1024
-
-
-class Place(NamedTuple):
-    """Where a session lives: a backend, and one of its engines or None."""
-
-    backend: str
-    engine: str | None
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Container
 
-from ..core.model import Decision, Session
+from ..core.model import Decision, Place, Session
 from . import codec
 from .link import Answer, Op
 from .memory import Pin, PinTable
@@ -166,7 +166,7 @@ class SharedPins:
         self._note(flight)
         return stands
 
-    def _held_by_others(self, flight: Flight, place: codec.Place) -> bool:
+    def _held_by_others(self, flight: Flight, place: Place) -> bool:
         pin = self._pins.get(flight.name)
         if pin is not None:
             pin.held = codec.value(*place)

@@ -76,6 +76,16 @@ def none_available(reasons: list[str]) -> RouterError:
     return RouterError(503, "no_backend_available", f"no backend is available: {why}; try again shortly", retry_after=2)
 
 
+def owner_gone(backend: str) -> RouterError:
+    return RouterError(
+        503,
+        "response_owner_unavailable",
+        f"the response that this request names is held by {backend} alone, which cannot be asked now; try again shortly,"
+        " or send the conversation's messages instead of previous_response_id",
+        retry_after=2,
+    )
+
+
 def all_failed(failures: list[str]) -> RouterError:
     return RouterError(
         502, "backend_failed", f"the backends failed before answering: {'; '.join(failures)}; try again", retry_after=1

@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..core.headers import first_values, request_head, request_id, response_headers
-from ..core.identity import KeySource, digest, identify
-from ..core.model import Decision, Failure, Phase, Reason, Session
+from ..core.identity import digest
+from ..core.model import Decision, Failure, Phase, Reason
 from ..core.relay import Relay, RelayState
 from ..core.retry import Verdict, verdict
-from ..core.routes import Protocol, Route
+from ..core.routes import Protocol, Route, response_id
 from ..fleet.registry import Registry
 from ..observe.record import RequestRecord
-from ..pins.shared import SharedPins
+from ..recognition.recognizer import Recognizer, Turn
 from . import errors
 from .client import Client, Outflow, Receive, Scope
 from .connection import ClientGone, Connection, UpstreamError
 from .errors import RouterError
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
-from .request import BodyTooLarge, ClientLeft, Request, read_body, reader_for
+from .request import BodyTooLarge, ClientLeft, FieldReader, Request, read_body
 
 log = logging.getLogger("warmroute.proxy")
 
@@ -39,7 +39,7 @@ class _Exchange:
     protocol: Protocol
     client: Client
     record: RequestRecord
-    session: Session | None = None
+    turn: Turn
     model: str | None = None
     exclude: set[str] = field(default_factory=set)
     sent: int = 0
@@ -58,10 +58,10 @@ class Handler:
         backend_failed: Callable[[str, Failure], None],
         clock: Callable[[], float],
         secret: bytes,
-        key_sources: tuple[tuple[str, KeySource], ...],
+        recognizer: Recognizer,
+        reader: FieldReader,
         body_limit: int,
         response_headers: bool,
-        shared: SharedPins | None = None,
     ) -> None:
         self._registry = registry
         self._placement = placement
@@ -70,11 +70,10 @@ class Handler:
         self._backend_failed = backend_failed
         self._clock = clock
         self._secret = secret
-        self._key_sources = key_sources
-        self._reader = reader_for(name for name, _ in key_sources)
+        self._recognizer = recognizer
+        self._reader = reader
         self._body_limit = body_limit
         self._tell = response_headers
-        self._shared = shared
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
 
@@ -93,8 +92,10 @@ class Handler:
             body = await read_body(receive, named, self._body_limit)
             record.bytes_in = len(body)
             request = Request(record.method, _target(scope), route.label, headers, named, body, self._reader)
+            model = self._placement.model_of(request.model)
+            turn = self._recognizer.recognise(request, route, model, response_id(route, scope["raw_path"]))
             with client:
-                await self._serve(_Exchange(request, route.protocol, client, record))
+                await self._serve(_Exchange(request, route.protocol, client, record, turn, model))
         except (ClientLeft, ClientGone):
             record.aborted = True
         except asyncio.CancelledError:
@@ -113,22 +114,16 @@ class Handler:
             self._settle(record)
 
     async def _serve(self, x: _Exchange) -> None:
-        x.model = self._placement.model_of(x.request.model)
-        identity = identify(x.request, x.model, self._key_sources)
-        x.session = identity.session
-        if identity.refused:
-            x.record.refused_keys = identity.refused
-        if x.session is not None:
-            if self._shared is not None:
-                x.session = self._shared.named(x.session)
-            x.record.key_source = x.session.source
-            x.record.session = digest(x.session.key, self._secret)
-        request_key = x.record.id.encode()
+        turn, record = x.turn, x.record
+        if turn.refused:
+            record.refused_keys = turn.refused
+        record.key_source = turn.source
+        if turn.session is not None:
+            record.session = digest(turn.session.key, self._secret)
+        self._recognizer.goes(turn)
+        request_key = record.id.encode()
         while True:
-            if self._shared is None or x.session is None:
-                placed = self._placement.place(x.session, x.model, request_key, x.exclude)
-            else:
-                placed = await self._placement.place_shared(self._shared, x.session, x.model, request_key, x.exclude)
+            placed = await self._placement.place_agreed(turn.session, x.model, request_key, x.exclude, turn.wishes)
             if not isinstance(placed, Placed):
                 await self._refuse(x, placed)
                 return
@@ -138,7 +133,7 @@ class Handler:
                 failure = await self._attempt(x, placed)
             if failure is None:
                 return
-            self._placement.withdraw(x.session, placed.decision)
+            self._placement.withdraw(x.turn.session, placed.decision)
             x.exclude.add(placed.backend)
             if verdict(failure, sent=x.sent) is not Verdict.OTHER:
                 error = errors.own_fault(failure.detail) if failure.own else errors.all_failed(x.record.reasons())
@@ -190,8 +185,15 @@ class Handler:
         x.client.on_gone(connection.abandon)
         await connection.read_head()
         relay = Relay(connection.status, connection.named)
+        listener = (
+            self._recognizer.listener(x.turn, decision, event_stream=relay.event_stream) if relay.readable else None
+        )
+        if listener is not None:
+            relay.listener = listener.hear
         try:
             await self._relay(x, decision, connection, relay)
+            if listener is not None:
+                listener.whole()
         except UpstreamError as error:
             if relay.state is not RelayState.STREAMING:
                 raise
@@ -226,9 +228,10 @@ class Handler:
         record.first_byte_s = self._clock() - record.started
         record.status = connection.status
         if connection.status < 400:
-            record.moved = self._placement.confirm(x.session, decision)
+            record.moved = self._placement.confirm(x.turn.session, decision)
+            self._recognizer.served(x.turn, decision)
         else:
-            self._placement.withdraw(x.session, decision)
+            self._placement.withdraw(x.turn.session, decision)
         headers = response_headers(connection.headers, connection.status)
         await x.client.start(connection.status, headers + self._told(record))
 
@@ -248,6 +251,8 @@ class Handler:
         x.record.decision = decision.reason
         if any(failure.phase is not Phase.CONNECT for _, failure in x.record.failures):
             error = errors.all_failed(x.record.reasons())
+        elif decision.reason is Reason.OWNER_GONE:
+            error = errors.owner_gone(x.turn.wishes.owner or "")
         elif decision.reason is Reason.UNKNOWN_MODEL:
             error = errors.unknown_model(x.model or "", sorted(self._registry.fleet().models()))
         else:

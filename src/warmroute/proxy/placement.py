@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from ..core.model import Decision, Session
-from ..core.policy import Bounds, decide
+from ..core.policy import NO_WISHES, Bounds, Wishes, decide
 from ..fleet.registry import Lease, Registry
 from ..pins.memory import PinTable
 from ..pins.shared import SharedPins
@@ -49,6 +49,7 @@ class Placement:
         model: str | None,
         request_key: bytes,
         exclude: Collection[str],
+        wishes: Wishes = NO_WISHES,
         bounds: Bounds | None = None,
     ) -> Placed | Decision:
         """Choose a backend and take a place there, or return the decision that says why none can be had."""
@@ -60,6 +61,7 @@ class Placement:
             request_key=request_key,
             exclude=exclude,
             bounds=bounds or self._bounds,
+            wishes=wishes,
         )
         if decision.backend is None:
             return decision
@@ -67,18 +69,21 @@ class Placement:
             self._pins.reserve(session, decision)
         return Placed(decision, decision.backend, self._registry.lease(decision))
 
-    async def place_shared(
+    async def place_agreed(
         self,
-        shared: SharedPins,
-        session: Session,
+        session: Session | None,
         model: str | None,
         request_key: bytes,
         exclude: Collection[str],
+        wishes: Wishes = NO_WISHES,
     ) -> Placed | Decision:
         """`place`, where the other routers agree. Waits for the store only if it has not agreed to the session's pin yet."""
+        shared = self._shared
+        if session is None or shared is None:
+            return self.place(session, model, request_key, exclude, wishes)
         for _ in range(_ROUNDS):
             bounds = self._bounds if shared.store.up else RING_ALONE
-            placed = self.place(session, model, request_key, exclude, bounds)
+            placed = self.place(session, model, request_key, exclude, wishes, bounds)
             if not isinstance(placed, Placed) or shared.agreed(session.key) or not await shared.settle(session.key):
                 break
         return placed

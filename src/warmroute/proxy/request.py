@@ -7,7 +7,7 @@ from itertools import islice
 import msgspec
 
 from ..core.headers import Headers
-from ..core.identity import BODY_FIELDS
+from ..recognition.recognizer import FIELDS
 from .client import Receive
 
 _NO_RAW = msgspec.Raw(b"")
@@ -40,18 +40,21 @@ class FieldReader:
     def value(self, fields: object, name: str) -> object:
         """One field's value; None where there is none, it cannot be read, or it is not one of this reader's."""
         raw = getattr(fields, self._attributes.get(name, ""), _NO_RAW)
-        if raw is _NO_RAW:
-            return None
-        try:
-            return _value.decode(raw)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            return None
+        return None if raw is _NO_RAW else decoded(raw)
+
+
+def decoded(data: bytes | msgspec.Raw) -> object:
+    """A JSON value; None for what is none, or cannot be read."""
+    try:
+        return _value.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
 
 
 def reader_for(sources: Iterable[str]) -> FieldReader:
-    """A reader of what routing needs: the model, and the fields that the key sources look at."""
+    """A reader of what routing needs: the model, and the fields that tell a conversation or are looked at by these sources."""
     added = (name.removeprefix("body:").partition(".")[0] for name in sources if name.startswith("body:"))
-    return FieldReader(["model", *BODY_FIELDS, *added])
+    return FieldReader(["model", *FIELDS, *added])
 
 
 class Request:

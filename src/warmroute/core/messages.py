@@ -1,0 +1,202 @@
+"""What a request and its answer say, message by message, in one form for all protocols and all ways to write the same."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+Field = Callable[[str], object]
+"""Looks up a top-level value of a request's JSON body; None where there is none."""
+
+
+class Shape(StrEnum):
+    """How a request says its prompt."""
+
+    CHAT = "chat"  # messages, as /v1/chat/completions has them
+    MESSAGES = "messages"  # system and messages, as /v1/messages has them
+    RESPONSES = "responses"  # instructions and input, as /v1/responses has them
+    COMPLETIONS = "completions"  # prompt, a text that grows
+
+
+class Message(NamedTuple):
+    """Who says what. Equal for all ways to write the same: text or parts, key order, cache marks, ids, nulls."""
+
+    role: str
+    text: str
+
+
+ASSISTANT, USER, SYSTEM, TOOL = "assistant", "user", "system", "tool"
+
+_ROLES = {"developer": SYSTEM, "function": TOOL, "model": ASSISTANT}
+_THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"})
+_ANSWERED_ITEMS = frozenset(
+    {"function_call", "custom_tool_call", "local_shell_call", "web_search_call", "file_search_call", "computer_call"}
+    | {"mcp_call", "code_interpreter_call", "image_generation_call", "tool_search_call"}
+)
+"""Items of the Responses API that are the model's own; those with the ending `_output` are results of tools."""
+
+_NOT_SAID = frozenset({"cache_control", "prompt_cache_breakpoint", "id", "status", "type", "logprobs", "annotations"})
+"""Keys that change between two turns although the message is the same."""
+
+_BILLING = "x-anthropic-billing-header"
+"""Claude Code's first system block; it can differ with each request, and vLLM leaves it out of the prompt too."""
+
+_DEEPEST = 64
+"""Levels of a tool's arguments that are looked at."""
+
+
+def request_messages(shape: Shape, field: Field) -> list[Message]:
+    """The messages of a request; whatever is of the wrong type says nothing. Never raises.
+
+    Consecutive messages of the model are one, since an answer comes back as one message or as several items. A text that
+    grows (`Shape.COMPLETIONS`) is one message.
+    """
+    match shape:
+        case Shape.CHAT:
+            return _merged(_chat(field("messages")))
+        case Shape.MESSAGES:
+            return _merged([*_system(field("system")), *_chat(field("messages"))])
+        case Shape.RESPONSES:
+            return _merged([*_system(field("instructions")), *_items(field("input"))])
+        case Shape.COMPLETIONS:
+            prompt = field("prompt")
+            return [Message(USER, prompt)] if isinstance(prompt, str) and prompt else []
+
+
+def answer_message(shape: Shape, said: object) -> Message | None:
+    """An answer in the form that it will have in the next turn's request; None if it says nothing that could come back.
+
+    `said` is a chat message, the content of an Anthropic message, the output of a response, or a completion's text.
+    """
+    match shape:
+        case Shape.CHAT:
+            found = _merged(_chat([said]))
+        case Shape.MESSAGES:
+            found = _merged(_chat([{"role": ASSISTANT, "content": said}]))
+        case Shape.RESPONSES:
+            found = _merged(_items(said))
+        case Shape.COMPLETIONS:
+            found = [Message(ASSISTANT, said)] if isinstance(said, str) else []
+    return found[-1] if found and found[-1].role == ASSISTANT else None
+
+
+def tools_text(field: Field) -> str:
+    """The tools that a request offers, as one text."""
+    return "\n".join(_flat(field("tools")))
+
+
+def _chat(messages: object) -> Iterator[Message]:
+    for message in messages if isinstance(messages, list) else ():
+        if not isinstance(message, dict):
+            continue
+        given = message.get("role")
+        role = _ROLES.get(given, given) if isinstance(given, str) else ""
+        said = _content(message.get("content"))
+        if role == ASSISTANT:
+            said = "\0".join([_answer(said), *_calls(message)])
+        elif role == SYSTEM:
+            said = _without_billing(said)
+        yield Message(role, said.strip())
+
+
+def _system(value: object) -> Iterator[Message]:
+    said = _without_billing(_content(value)).strip()
+    if said:
+        yield Message(SYSTEM, said)
+
+
+def _items(value: object) -> Iterator[Message]:
+    if isinstance(value, str):
+        yield Message(USER, value.strip())
+    for item in value if isinstance(value, list) else ():
+        if not isinstance(item, dict):
+            continue
+        kind = item.get("type")
+        if kind is None or kind == "message":
+            yield from _chat([item])
+        elif kind in _ANSWERED_ITEMS:
+            arguments = item.get("arguments", item.get("input"))
+            yield Message(ASSISTANT, "\0" + _call(item.get("name", kind), arguments))
+        elif kind not in _THOUGHTS:
+            yield Message(TOOL, _content(item.get("output", item)).strip())
+
+
+def _merged(messages: Iterable[Message]) -> list[Message]:
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message.role == ASSISTANT == merged[-1].role:
+            merged[-1] = Message(ASSISTANT, merged[-1].text + message.text)
+        else:
+            merged.append(message)
+    return merged
+
+
+def _content(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(text for part in content if (text := _part(part)) is not None)
+    return "\n".join(_flat(content))
+
+
+def _part(part: object) -> str | None:
+    """What a part of a message says; None for the model's thoughts, which clients leave out of the next turn."""
+    if not isinstance(part, dict):
+        return "\n".join(_flat(part))
+    kind, text = part.get("type"), part.get("text")
+    if kind in _THOUGHTS:
+        return None
+    if isinstance(text, str):
+        return None if text.startswith(_BILLING) else text
+    if kind in ("tool_use", "server_tool_use"):
+        return "\0" + _call(part.get("name"), part.get("input"))
+    if kind == "tool_result":
+        return _content(part.get("content"))
+    return "\n".join(_flat(part))
+
+
+def _calls(message: Mapping[str, Any]) -> Iterator[str]:
+    calls = message.get("tool_calls")
+    legacy = message.get("function_call")
+    for call in [*(calls if isinstance(calls, list) else ()), {"function": legacy} if legacy else None]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            yield _call(function.get("name"), function.get("arguments"))
+
+
+def _call(name: object, arguments: object) -> str:
+    """A call of a tool. Clients may write its arguments anew, so that only what they mean counts."""
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # what is no JSON counts as it is
+            arguments = json.loads(arguments)
+    return "\n".join([str(name), *_flat(arguments)])
+
+
+def _answer(text: str) -> str:
+    """An answer without the thoughts that stand before it where the server does not part them."""
+    opened = text.lstrip()
+    if opened.startswith("<think>"):
+        _, closed, after = opened.partition("</think>")
+        return after.strip() if closed else text.strip()
+    return text.strip()
+
+
+def _without_billing(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(_BILLING) else text
+
+
+def _flat(value: object, depth: int = 0) -> Iterator[str]:
+    """The strings of a JSON value with the keys that lead to them, in one order; nulls are left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping) and depth < _DEEPEST:
+        for key in sorted(value):
+            if value[key] is not None and key not in _NOT_SAID:
+                yield key
+                yield from _flat(value[key], depth + 1)
+    elif isinstance(value, list) and depth < _DEEPEST:
+        for item in value:
+            yield from _flat(item, depth + 1)
+    elif isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 1024):
+        yield repr(value)

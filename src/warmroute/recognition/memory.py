@@ -1,0 +1,45 @@
+"""All that is remembered of conversations beyond their pins: digests and counts, bounded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .conversations import Conversations
+from .guards import Guards
+from .heads import Heads
+from .owners import Owners
+from .threads import Threads
+
+_RESPONSES_KEPT = 24 * 3600.0
+"""Seconds for which it is known at least who made a response; vLLM itself keeps stored ones as long as it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One of each kind, made together, since they have one clock and one measure of room."""
+
+    conversations: Conversations
+    heads: Heads
+    owners: Owners
+    threads: Threads
+    guards: Guards
+
+    def entries(self) -> dict[str, int]:
+        """How much is remembered, by kind."""
+        return {
+            "history": len(self.conversations),
+            "heads": len(self.heads),
+            "responses": len(self.owners),
+            "ids": len(self.threads),
+        }
+
+
+def remember(clock: Callable[[], float], *, idle_expiry: float, entries: int, sessions: int, backends: int) -> Memory:
+    """A memory with room for `entries` of history, of heads and of responses each, and for `sessions` ids."""
+    threads = Threads(clock, expiry=idle_expiry, limit=sessions)
+    return Memory(
+        Conversations(clock, idle_expiry=idle_expiry, limit=entries),
+        Heads(clock, expiry=idle_expiry, limit=entries),
+        Owners(clock, expiry=_RESPONSES_KEPT, limit=entries),
+        threads,
+        Guards(clock, threads, backends=backends, expiry=idle_expiry, limit=sessions),
+    )

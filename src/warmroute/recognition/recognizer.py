@@ -1,0 +1,256 @@
+"""From a request to its session: by id, by content, or both; looks first, and remembers only what has come about."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ..core.answer import Answer, Decode
+from ..core.history import History, TextHistory, head_digests, seed
+from ..core.identity import BODY_FIELDS, CONTENT, KeySource, RequestView, child_of, identify
+from ..core.messages import Message, Shape, request_messages, tools_text
+from ..core.model import Decision, Near, Place, Reason, Session
+from ..core.policy import NO_WISHES, Wishes
+from ..core.routes import Route
+from ..core.side import is_side_request
+from ..pins.memory import PinTable
+from .conversations import Found, Match
+from .memory import Memory
+from .owners import Owner
+
+
+@dataclass(slots=True)
+class Turn:
+    """What is known of one request's conversation. `source` names where its identity came from, None if it has none."""
+
+    session: Session | None = None
+    refused: tuple[tuple[str, str], ...] = ()
+    wishes: Wishes = NO_WISHES
+    owner_unknown: bool = False
+    new: bool = False
+    shape: Shape | None = None
+    history: History | None = None
+    found: Found | None = None
+    heads: tuple[bytes, ...] = ()
+    named: Session | None = None
+    opening: bytes | None = None
+    begun: bool = False
+
+    @property
+    def source(self) -> str | None:
+        return self.session.source if self.session else self.named.source if self.named else None
+
+
+FIELDS = (
+    *BODY_FIELDS,
+    *("messages", "system", "input", "instructions", "prompt", "tools", "cache_salt", "previous_response_id"),
+    *("stream", "max_tokens", "max_completion_tokens", "max_output_tokens"),
+)
+"""The top-level fields of a JSON body that are looked at."""
+
+
+class Recognizer:
+    """`recognise` looks and changes nothing; `goes` is told before the request is placed, `served` at its first content, and
+    a `listener` hears the answer."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        pins: PinTable,
+        *,
+        sources: Iterable[tuple[str, KeySource]],
+        by_content: bool,
+        decode: Decode,
+        nonce: Callable[[], bytes],
+        known_as: Callable[[Session], Session] | None = None,
+    ) -> None:
+        """`nonce` gives 16 bytes that never come again; `known_as` gives a session the name under which pins know it."""
+        self.memory = memory
+        self._pins = pins
+        self._sources = tuple(sources)
+        self._by_content = by_content
+        self._decode = decode
+        self._nonce = nonce
+        self._known_as = known_as
+
+    def __repr__(self) -> str:
+        return f"<Recognizer {len(self._sources)} sources{', content' if self._by_content else ''}>"
+
+    def recognise(self, view: RequestView, route: Route, model: str | None, response_id: str | None = None) -> Turn:
+        """Whose turn a request is. `response_id` is that of its path, where the path has one."""
+        identity = identify(view, model, self._sources, self._unusable)
+        shape = route.shape
+        turn = Turn(refused=identity.refused, shape=shape)
+        messages = request_messages(shape, view.field) if shape else []
+        if route.beside or (shape and is_side_request(view, shape, messages)):
+            turn.named, turn.wishes = identity.session, Wishes(side=True)
+        elif identity.session is not None:
+            self._by_id(turn, identity.session, view, model, messages)
+        elif messages and self._by_content:
+            self._find(turn, view, model, messages)
+        self._ask_owner(turn, view, response_id)
+        return turn
+
+    def _unusable(self, session: Session) -> str | None:
+        return self.memory.guards.unusable(self._known(session))
+
+    # By id
+
+    def _by_id(
+        self, turn: Turn, session: Session, view: RequestView, model: str | None, messages: list[Message]
+    ) -> None:
+        named = turn.session = turn.named = self._known(session)
+        history = _history(turn.shape, view, model, messages)
+        if history is not None:
+            turn.begun = bool(history.answers)
+            if not isinstance(history, TextHistory):
+                turn.opening = history.opening
+            child = self.memory.threads.child(named.key, turn.opening, begun=turn.begun)
+            if child is not None:
+                turn.session = child_of(named, child)
+        session = turn.session
+        if self._pins.get(session.key) is not None:
+            return
+        turn.new = True
+        if history is not None and self._by_content:
+            turn.history = history
+            turn.found = self.memory.conversations.find(history)
+            history.settle()
+        turn.wishes = Wishes(near=self._near(session, turn.found))
+
+    def _near(self, session: Session, found: Found | None) -> Near | None:
+        """Where a session that is new under its id may find its history, or that of the one it came from."""
+        if found is not None and found.session != session.key:
+            place = self._place(found.session)
+            if place is not None:
+                certain = found.match in (Match.AGAIN, Match.NEXT, Match.BRANCH)
+                return Near(Reason.HISTORY if certain else Reason.NEAR_PARENT, (place,))
+        place = self._place(session.parent) if session.parent else None
+        return Near(Reason.NEAR_PARENT, (place,)) if place is not None else None
+
+    # By content
+
+    def _find(self, turn: Turn, view: RequestView, model: str | None, messages: list[Message]) -> None:
+        history = _history(turn.shape, view, model, messages)
+        if history is None:
+            return
+        turn.history = history
+        turn.found = found = self.memory.conversations.find(history)
+        history.settle()
+        if found is not None and found.match is not Match.SHARED:
+            turn.session = Session(found.session, CONTENT)
+            turn.new = self._pins.get(found.session) is None
+            return
+        turn.new = True
+        turn.session = self._known(Session(self._nonce(), CONTENT))
+        if found is not None and (place := self._place(found.session)) is not None:
+            turn.wishes = Wishes(near=Near(Reason.NEAR_PARENT, (place,)))
+            return
+        turn.heads = tuple(head_digests(history.start, tools_text(view.field), messages))
+        places = self.memory.heads.find(turn.heads)
+        if places:
+            turn.wishes = Wishes(near=Near(Reason.HEAD, places))
+
+    # Responses that a backend holds
+
+    def _ask_owner(self, turn: Turn, view: RequestView, response_id: str | None) -> None:
+        asked = response_id
+        if asked is None and turn.shape is Shape.RESPONSES:
+            before = view.field("previous_response_id")
+            asked = before if isinstance(before, str) and before else None
+        if asked is None:
+            return
+        owner = self.memory.owners.find(asked)
+        if owner is None:
+            turn.owner_unknown = True
+            return
+        turn.wishes = Wishes(owner=owner.backend)
+        if response_id is not None:
+            turn.session = None
+        elif turn.named is None and owner.session is not None:
+            turn.session, turn.history, turn.found, turn.heads = owner.session, None, None, ()
+
+    # What has come about
+
+    def goes(self, turn: Turn) -> None:
+        """The request has been given a place: from now on others see that it goes on from where it was found."""
+        memory = self.memory
+        if turn.owner_unknown:
+            memory.owners.unknown += 1
+        if turn.named is not None and not turn.wishes.side:
+            adopted = turn.new and turn.found is not None and self._source_of(turn.found.session) == turn.named.source
+            memory.threads.seen(turn.named.key, turn.opening, begun=turn.begun)
+            memory.guards.used(turn.named, adopted=adopted, known=not turn.new)
+        if turn.found is not None and turn.history is not None and turn.session is not None:
+            memory.conversations.goes_on(turn.history, turn.found, turn.session.key)
+
+    def served(self, turn: Turn, decision: Decision) -> None:
+        """A backend has begun to answer: what the request says can be found there."""
+        if turn.session is None or decision.backend is None:
+            return
+        if turn.history is not None:
+            self.memory.conversations.served(turn.history, turn.found, turn.session.key)
+        if turn.heads:
+            self.memory.heads.served(turn.heads, Place(decision.backend, decision.engine))
+
+    def listener(self, turn: Turn, decision: Decision, *, event_stream: bool) -> "Listener | None":
+        """What should hear the answer's bytes, if anything should."""
+        if turn.shape is None or (turn.history is None and turn.shape is not Shape.RESPONSES):
+            return None
+        answer = Answer(turn.shape, event_stream=event_stream, decode=self._decode, only_id=turn.history is None)
+        return Listener(self.memory, turn, decision, answer)
+
+    # Pins
+
+    def _known(self, session: Session) -> Session:
+        known_as = self._known_as
+        if known_as is None:
+            return session
+        parent = known_as(Session(session.parent, session.source)).key if session.parent else b""
+        return known_as(session)._replace(parent=parent)
+
+    def _place(self, key: bytes) -> Place | None:
+        pin = self._pins.get(key)
+        return None if pin is None else Place(pin.backend, pin.engine)
+
+    def _source_of(self, key: bytes) -> str | None:
+        pin = self._pins.get(key)
+        return None if pin is None else pin.source
+
+
+class Listener:
+    """Hears one answer on its way to the client: who made which response, and what the next turn will bring back."""
+
+    __slots__ = ("_answer", "_decision", "_id_noted", "_memory", "_turn")
+
+    def __init__(self, memory: Memory, turn: Turn, decision: Decision, answer: Answer) -> None:
+        self._memory = memory
+        self._turn = turn
+        self._decision = decision
+        self._answer = answer
+        self._id_noted = False
+
+    def hear(self, data: bytes) -> None:
+        """The next bytes of the answer have passed."""
+        self._answer.feed(data)
+        if self._answer.response_id is not None and not self._id_noted:
+            self._note_id(self._answer.response_id)
+
+    def whole(self) -> None:
+        """All of the answer has passed."""
+        turn = self._turn
+        message = self._answer.message()
+        if self._answer.response_id is not None and not self._id_noted:
+            self._note_id(self._answer.response_id)
+        if message is not None and turn.history is not None and turn.session is not None:
+            self._memory.conversations.answered(turn.history, message, turn.session.key)
+
+    def _note_id(self, response_id: str) -> None:
+        self._id_noted = True
+        if self._decision.backend is not None:
+            self._memory.owners.made(response_id, Owner(self._decision.backend, self._turn.session))
+
+
+def _history(shape: Shape | None, view: RequestView, model: str | None, messages: list[Message]) -> History | None:
+    if not messages:
+        return None
+    start = seed(model, view.field("cache_salt"))
+    return TextHistory(start, messages[0].text) if shape is Shape.COMPLETIONS else History(start, messages)

@@ -1,0 +1,87 @@
+"""Several conversations under one id: sub-agents, titles, or everybody's chats where the id names a person."""
+
+from collections.abc import Callable
+
+from .recent import Recent
+
+_UNPROVEN = 2
+"""First prompts under a new id that are its own until one of them is gone on with: some clients ask for a title first."""
+_MOST_CHILDREN = 64
+
+
+class _Thread:
+    """What is known of one id. Openings are the digests of `History.opening`, cut to 8 bytes."""
+
+    __slots__ = ("children", "fresh", "main", "proven", "requests", "since")
+
+    def __init__(self, since: int) -> None:
+        self.main = b""
+        self.fresh: tuple[bytes, ...] = ()
+        self.children: tuple[bytes, ...] = ()
+        self.proven: tuple[bytes, ...] = ()
+        self.requests = 0
+        self.since = since
+
+
+class Threads:
+    """Tells the conversations under one id apart by their openings.
+
+    The first one that is gone on with is the id's own. A prompt without history and with another opening begins a child.
+    `many` finds the ids under which so many conversations go on, with so great a part of all requests, that they must be a
+    person's, a tenant's or everybody's.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, expiry: float, limit: int) -> None:
+        self._threads: Recent[_Thread] = Recent(clock, expiry=expiry, limit=limit)
+        self._requests = 0
+
+    def __repr__(self) -> str:
+        return f"<Threads {len(self)} ids>"
+
+    def __len__(self) -> int:
+        return len(self._threads)
+
+    def child(self, key: bytes, opening: bytes | None, *, begun: bool) -> bytes | None:
+        """The opening that names a child of this id, None if the request is of the id's own conversation.
+
+        `begun` says that the request has answers in its history. Changes nothing.
+        """
+        thread = self._threads.get(key)
+        if thread is None or opening is None:
+            return None
+        opening = opening[:8]
+        if opening in thread.children:
+            return opening
+        own = begun or opening == thread.main or opening in thread.fresh
+        return None if own or (not thread.main and len(thread.fresh) < _UNPROVEN) else opening
+
+    def seen(self, key: bytes, opening: bytes | None, *, begun: bool) -> None:
+        """Take one request of this id into account."""
+        self._requests += 1
+        child = self.child(key, opening, begun=begun)
+        thread = self._threads.get(key) or _Thread(self._requests - 1)
+        thread.requests += 1
+        self._threads.put(key, thread)
+        if opening is None:
+            return
+        opening = opening[:8]
+        if child is not None:
+            self._child(thread, child, begun)
+        elif begun:
+            if not thread.main:
+                thread.main, thread.proven = opening, (opening,)
+        elif opening != thread.main and opening not in thread.fresh:
+            thread.fresh = (*thread.fresh, opening)
+
+    def _child(self, thread: _Thread, child: bytes, begun: bool) -> None:
+        if child not in thread.children:
+            thread.children = (*thread.children, child)[-_MOST_CHILDREN:]
+        if begun and child not in thread.proven:
+            thread.proven = (*thread.proven, child)[-_MOST_CHILDREN:]
+
+    def many(self, key: bytes, conversations: int, share: float) -> bool:
+        """Whether so many conversations were gone on with under this id, by this share of the requests since it came."""
+        thread = self._threads.get(key)
+        if thread is None or len(thread.proven) < conversations:
+            return False
+        return thread.requests >= share * (self._requests - thread.since)
