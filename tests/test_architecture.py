@@ -40,6 +40,7 @@ BESIDE: dict[str, set[str]] = {
     "config": {"core"},
     "check": {"core", "config"},
     "control": {"core", "config"},
+    "saved": set(),
     "__main__": {"cli"},
 }
 """Modules that the chain of arrows does not name, and what they may import."""
@@ -105,7 +106,7 @@ def allowed(part: str) -> set[str]:
         part,
         *below,
         *({"config"} if part in CONFIG_IS_FOR else ()),
-        *({"check", "control"} if part == "cli" else ()),
+        *({"check", "control", "saved"} if part == "cli" else ()),
     }
 
 

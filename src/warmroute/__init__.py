@@ -13,7 +13,7 @@ A map of the package, in the order in which a request meets it:
     observe/            one record a request -> counters, metrics, access log, state as JSON
     web/                the admin listener and the dashboard
     sim/                a simulated vLLM with a real prefix cache, and a chat workload
-    check, control      `warmroute check URL`; the commands that talk to a running router
+    check, control      `warmroute check URL`; the commands that talk to a running router; saved: a request kept in a file
     demo                simulated servers, router and chat in one process
 
 Arrows point one way: core <- pins <- recognition <- fleet <- observe <- proxy <- web, sim <- listeners <- app <- demo <- cli.

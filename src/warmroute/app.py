@@ -35,6 +35,7 @@ from .pins import codec
 from .pins.memory import PinTable
 from .pins.shared import SharedPins
 from .proxy.data import DataApp
+from .proxy.explain import Explainer
 from .proxy.handler import Handler
 from .proxy.placement import Placement
 from .proxy.pool import Pool
@@ -179,21 +180,19 @@ class Router:
     def _build_apps(self) -> None:
         config, clock = self.config, self._clock
         affinity = config.affinity
+        bounds = Bounds(affinity.session_bound, affinity.even_sessions, affinity.in_flight_bound)
+        placement = Placement(self.registry, self.pins, bounds, self.shared)
+        reader = reader_for(affinity.key_sources)
         handler = Handler(
             registry=self.registry,
-            placement=Placement(
-                self.registry,
-                self.pins,
-                Bounds(affinity.session_bound, affinity.even_sessions, affinity.in_flight_bound),
-                self.shared,
-            ),
+            placement=placement,
             pools=self._pools,
             settle=self._settle,
             backend_failed=self._backend_failed,
             clock=clock,
             secret=self._secret,
             recognizer=self.recognizer,
-            reader=reader_for(affinity.key_sources),
+            reader=reader,
             body_limit=config.limits.body,
             response_headers=config.response_headers,
         )
@@ -218,6 +217,7 @@ class Router:
             state=self._state,
             metrics=MetricsPage(collector, self.registry, clock, stale_after),
             registry=self.registry,
+            explainer=Explainer(self.recognizer, placement, reader, ladder(affinity.key_sources), self._secret),
             stopping=lambda: self.stopping,
         )
 

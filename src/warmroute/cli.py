@@ -6,12 +6,12 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import click
 import uvloop
 
-from . import __version__, check, control, demo
+from . import __version__, check, control, demo, saved
 from .app import serve
 from .config import Config, ConfigError, load
 from .listeners import StartError
@@ -187,6 +187,23 @@ def drain_command(name: str, admin: str, as_json: bool) -> None:
 def undrain_command(name: str, admin: str, as_json: bool) -> None:
     """Give a backend new sessions again."""
     _show(lambda: control.drain(admin, name, False), _drained, as_json)
+
+
+@main.command("explain")
+@click.argument("file", type=click.File("rb"))
+@click.option("--path", help="Path of the request, where the file does not tell it.")
+@click.option("--header", "-H", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header more, or instead.")
+@_admin_options
+def explain_command(file: BinaryIO, path: str | None, headers: tuple[str, ...], admin: str, as_json: bool) -> None:
+    """Tell whose conversation a saved request belongs to and where it would go; nothing is sent.
+
+    FILE (- for standard input) holds raw HTTP, a JSON object with "headers" and "body", or the JSON body alone.
+    """
+    try:
+        request = saved.read(file.read(), path=path, headers=headers)
+    except saved.SavedError as error:
+        _fail(str(error), USAGE_ERROR)
+    _show(lambda: control.explain(admin, request), control.explain_text, as_json)
 
 
 def _drained(answer: dict[str, Any]) -> str:

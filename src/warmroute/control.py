@@ -11,11 +11,11 @@ class ControlError(Exception):
     """The router could not be asked, or refused; the text says what to do."""
 
 
-def call(admin: str, path: str, *, post: bool = False) -> dict[str, Any]:
-    """GET or POST below the admin address; returns the JSON. Raises ControlError."""
+def call(admin: str, path: str, *, post: bool = False, content: object = None) -> dict[str, Any]:
+    """GET or POST (of JSON, if there is content) below the admin address; returns the JSON. Raises ControlError."""
     url = f"{admin.rstrip('/')}{path}"
     try:
-        response = httpx.request("POST" if post else "GET", url, timeout=10, trust_env=False)
+        response = httpx.request("POST" if post else "GET", url, json=content, timeout=10, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ControlError(f"no router answers at {admin} ({error}); give its address with --admin URL") from None
     try:
@@ -30,6 +30,32 @@ def call(admin: str, path: str, *, post: bool = False) -> dict[str, Any]:
 
 def drain(admin: str, name: str, on: bool) -> dict[str, Any]:
     return call(admin, f"/api/backends/{quote(name, safe=':')}/{'drain' if on else 'undrain'}", post=True)
+
+
+def explain(admin: str, saved: dict[str, Any]) -> dict[str, Any]:
+    """Ask where a saved request would go. Raises ControlError."""
+    found = call(admin, "/api/explain", post=True, content=saved)
+    if "error" in found:
+        raise ControlError(str(found["error"]))
+    return found
+
+
+def explain_text(found: dict[str, Any]) -> str:
+    """Who won, who was refused and why, and where the request would go."""
+    refused = [f"{r['source']} ({r['reason']})" for r in found["refused"]]
+    where = found["backend"] or "nowhere"
+    if found["engine"] is not None:
+        where += f", engine {found['engine']}"
+    rows = [
+        ("request", f"{found['path']}, model {found['model'] or 'not named'}"),
+        ("key source", found["source"] or "none"),
+        ("refused", ", ".join(refused) or "none"),
+        ("also there, not asked", ", ".join(found["not_asked"]) or "none"),
+        ("session", f"{found['session']}, {'known' if found['known'] else 'new'}" if found["session"] else "none"),
+        ("recognised", found["recognised"]),
+        ("would go to", f"{where} ({found['decision']})"),
+    ]
+    return table(rows)
 
 
 def status_text(state: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What the decisions of `core` cost: decide, ring, identify, relay, usage."""
+"""What the decisions of `core` cost: decide, ring, relay, usage."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -6,9 +6,7 @@ from functools import partial
 from itertools import cycle
 from random import Random
 
-from warmroute.core.headers import first_values
 from warmroute.core.health import Thresholds
-from warmroute.core.identity import SOURCES, identify
 from warmroute.core.model import BackendSpec, Decision, PinView, Reason, Session
 from warmroute.core.policy import Fleet, decide
 from warmroute.core.relay import Relay
@@ -16,11 +14,9 @@ from warmroute.core.ring import Ring
 from warmroute.core.usage import usage_from
 from warmroute.fleet.registry import Registry
 from warmroute.pins.memory import PinTable
-from warmroute.proxy.request import Request, reader_for
 
 from .backend import GOLDEN, MODEL
 from .rendezvous import Rendezvous
-from .scenarios import body
 from .timing import Row, Scale, micros, millis
 
 MANY = 64
@@ -31,16 +27,6 @@ _BALANCES = (4, 8, 16, MANY)
 _SESSIONS_EACH = 50
 _IN_FLIGHT = 2
 _KEYS = 1_000
-_HEADERS = [
-    (b"host", b"127.0.0.1:8080"),
-    (b"user-agent", b"python-httpx/0.28.1"),
-    (b"accept", b"*/*"),
-    (b"accept-encoding", b"gzip, deflate"),
-    (b"connection", b"keep-alive"),
-    (b"content-type", b"application/json"),
-    (b"authorization", b"Bearer sk-none"),
-    (b"content-length", b"8192"),
-]
 
 
 def keys(count: int, seed: int = 1) -> list[bytes]:
@@ -131,31 +117,6 @@ def ring_rows(scale: Scale) -> Iterator[Row]:
         what = f"load max/mean, {len(many):,} keys, {count} backends"
         yield Row(f"ring: {what}", max_over_mean(_home(ring), count, many), "")
         yield Row(f"rendezvous: {what}", max_over_mean(rendezvous.home, count, many), "")
-
-
-def _identifier(headers: list[tuple[bytes, bytes]], content: bytes) -> Callable[[], Session | None]:
-    """A call that finds a fresh request's model and session, as the router does once for each."""
-    reader = reader_for(SOURCES)
-
-    def work() -> Session | None:
-        request = Request("POST", b"/v1/chat/completions", "chat", headers, first_values(headers), content, reader)
-        return identify(request, request.model).session
-
-    return work
-
-
-def identify_rows(scale: Scale) -> Iterator[Row]:
-    plain = body(8 << 10, stream=True)
-    named = plain[:-1] + b', "session_id": "0123456789abcdef"}'
-    by_header = _identifier([*_HEADERS, (b"x-session-id", b"0123456789abcdef")], plain)
-    by_field, by_nothing = _identifier(_HEADERS, named), _identifier(_HEADERS, plain)
-    for work, source in ((by_header, "x-session-id"), (by_field, "session_id")):
-        session = work()
-        assert session is not None
-        assert session.source == source
-    yield micros("identify: by header, model from 8 KB of JSON", by_header, scale)
-    yield micros("identify: by field, model from 8 KB of JSON", by_field, scale)
-    yield micros("identify: nothing found, model from 8 KB of JSON", by_nothing, scale)
 
 
 def relay_rows(scale: Scale) -> Iterator[Row]:

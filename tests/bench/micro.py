@@ -17,7 +17,7 @@ from pathlib import Path
 
 import warmroute
 
-from . import cases_core, cases_state, report
+from . import cases_core, cases_recognition, cases_state, report
 from .processes import BenchError
 from .timing import QUICK, Row, Scale
 
@@ -26,7 +26,9 @@ _SECTION = "micro"
 GROUPS: Mapping[str, Callable[[Scale], Iterator[Row]]] = {
     "decide": cases_core.decide_rows,
     "ring": cases_core.ring_rows,
-    "identify": cases_core.identify_rows,
+    "recognise": cases_recognition.recognition_rows,
+    "answer": cases_recognition.answer_rows,
+    "remembered": cases_recognition.memory_rows,
     "relay": cases_core.relay_rows,
     "usage": cases_core.usage_rows,
     "pins": cases_state.pin_rows,

@@ -69,7 +69,19 @@ def test_micro_measures_every_group(tmp_path: Path) -> None:
     rows = json.loads(out.read_text())["rows"]
     assert all(row["value"] > 0 for row in rows)
     begun = {row["what"].split(":")[0].split()[0] for row in rows}
-    assert begun >= {"decide", "ring", "rendezvous", "identify", "relay", "usage_from", "pins", "metrics", "record"}
+    assert begun >= {
+        "decide",
+        "ring",
+        "rendezvous",
+        "recognise",
+        "answer",
+        "remembered",
+        "relay",
+        "usage_from",
+        "pins",
+        "metrics",
+        "record",
+    }
     assert len({row["what"] for row in rows}) == len(rows)
     assert done.stdout.strip() in page.read_text()
 

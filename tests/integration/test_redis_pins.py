@@ -262,10 +262,10 @@ class _View:
     """A request of model m with this session id."""
 
     def __init__(self, session: str) -> None:
-        self._session = session
+        self.named = {b"x-session-id": session.encode()}
 
     def header(self, name: bytes) -> bytes | None:
-        return self._session.encode() if name == b"x-session-id" else None
+        return self.named.get(name)
 
     def field(self, name: str) -> object:
         return None

@@ -21,6 +21,10 @@ class View:
     headers: dict[bytes, bytes] = field(default_factory=dict)
     fields: dict[str, object] = field(default_factory=dict)
 
+    @property
+    def named(self) -> dict[bytes, bytes]:
+        return self.headers
+
     def header(self, name: bytes) -> bytes | None:
         return self.headers.get(name)
 
@@ -93,7 +97,7 @@ def test_every_field_that_a_source_looks_at_is_among_those_that_are_read() -> No
 
 
 def test_all_sources_are_asked_by_default_and_content_comes_last() -> None:
-    assert [name for name, _ in DEFAULT_LADDER] == list(SOURCES)
+    assert [rung.name for rung in DEFAULT_LADDER] == list(SOURCES)
     assert [*SOURCES, "content"] == list(DEFAULT_SOURCES)
     assert ladder(("session_id", "content")) == ladder(("session_id",))
     assert ladder(("content",)) == ladder(()) == ()

@@ -11,7 +11,7 @@ SIZE = 16
 _FIRST_STEP = 512
 _COARSER = 16
 """A head is cut every 512 bytes at first, then every sixteenth of what lies before."""
-_LONGEST_HEAD = 128 << 10
+_LONGEST_HEAD = 64 << 10
 """Bytes of a prompt's beginning that are compared with those of other conversations."""
 
 
@@ -23,8 +23,9 @@ def seed(model: str | None, cache_salt: object) -> bytes:
 
 def follow(digest: bytes, message: Message) -> bytes:
     """The chain's next digest, after one more message."""
-    said = f"{message.role}\0{message.text}".encode("utf-8", "surrogatepass")
-    return sha256(digest + said).digest()[:SIZE]
+    running = sha256(digest + message.role.encode("utf-8", "surrogatepass") + b"\0")
+    running.update(message.text.encode("utf-8", "surrogatepass"))
+    return running.digest()[:SIZE]
 
 
 class History:
@@ -120,7 +121,7 @@ class TextHistory(History):
 
 
 def head_digests(start: bytes, tools: str, messages: Sequence[Message]) -> list[bytes]:
-    """Digests of a prompt's beginnings of growing length, tools first, as chat templates put them. At most 128 KiB count."""
+    """Digests of a prompt's beginnings of growing length, tools first, as chat templates put them. At most 64 KiB count."""
     return list(_heads(start, _joined(tools, messages)))
 
 

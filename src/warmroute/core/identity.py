@@ -12,6 +12,8 @@ from .model import Session
 class RequestView(Protocol):
     """What identity may read of a request. Header names are lower case; fields are of the JSON body."""
 
+    @property
+    def named(self) -> Mapping[bytes, bytes]: ...
     def header(self, name: bytes) -> bytes | None: ...
     def field(self, name: str) -> object: ...
 
@@ -161,6 +163,13 @@ request, trace and correlation ids, `cache_salt`.
 """
 
 
+_HEADERS: Mapping[str, tuple[bytes, ...]] = {
+    "claude-code": (b"x-claude-code-session-id",),
+    "codex": (*_CODEX_SESSION, b"thread-id"),
+    "baggage": (b"baggage",),
+}
+"""The headers of those sources that are not named after theirs."""
+
 BODY_FIELDS = (
     "session_id",
     "vllm_xargs",
@@ -186,7 +195,15 @@ def custom(name: str) -> KeySource:
     raise ValueError(f"{name!r} is no key source; add one as header:NAME, body:PATH or cookie:NAME")
 
 
-def ladder(names: Sequence[str]) -> tuple[tuple[str, KeySource], ...]:
+class Rung(NamedTuple):
+    """One key source of a ladder. It is asked only if one of `headers` is there; with none, always."""
+
+    name: str
+    source: KeySource
+    headers: tuple[bytes, ...]
+
+
+def ladder(names: Sequence[str]) -> tuple[Rung, ...]:
     """The sources of ids by these names, in this order. Raises ValueError for a name that is none.
 
     `content` finds no id and is not among them, but may end the names.
@@ -194,7 +211,16 @@ def ladder(names: Sequence[str]) -> tuple[tuple[str, KeySource], ...]:
     ids = names[:-1] if names and names[-1] == CONTENT else names
     if CONTENT in ids:
         raise ValueError(f"{CONTENT!r} is for requests without an id, so it can only be the last key source")
-    return tuple((name, SOURCES.get(name) or custom(name)) for name in ids)
+    return tuple(Rung(name, SOURCES.get(name) or custom(name), _headers_of(name)) for name in ids)
+
+
+def _headers_of(name: str) -> tuple[bytes, ...]:
+    if name in _HEADERS:
+        return _HEADERS[name]
+    if name in SOURCES:
+        return (name.encode(),) if "-" in name else ()
+    kind, _, rest = name.partition(":")
+    return (rest.lower().encode(),) if kind == "header" else (b"cookie",) if kind == "cookie" else ()
 
 
 CONTENT = "content"
@@ -242,7 +268,7 @@ Unusable = Callable[[Session], str | None]
 def identify(
     view: RequestView,
     model: str | None,
-    sources: Iterable[tuple[str, KeySource]] = DEFAULT_LADDER,
+    sources: Iterable[Rung] = DEFAULT_LADDER,
     unusable: Unusable = lambda session: None,
 ) -> Identity:
     """The session of a request by an id that it carries.
@@ -251,7 +277,10 @@ def identify(
     sessions, and each model has a cache of its own.
     """
     refused: tuple[tuple[str, str], ...] = ()
-    for name, source in sources:
+    present = view.named.keys()
+    for name, source, headers in sources:
+        if headers and present.isdisjoint(headers):
+            continue
         found = source(view)
         if found is None:
             continue

@@ -1,7 +1,7 @@
 """What a request and its answer say, message by message, in one form for all protocols and all ways to write the same."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -52,16 +52,21 @@ def request_messages(shape: Shape, field: Field) -> list[Message]:
     Consecutive messages of the model are one, since an answer comes back as one message or as several items. A text that
     grows (`Shape.COMPLETIONS`) is one message.
     """
+    found: list[Message] = []
     match shape:
         case Shape.CHAT:
-            return _merged(_chat(field("messages")))
+            _chat(found, field("messages"))
         case Shape.MESSAGES:
-            return _merged([*_system(field("system")), *_chat(field("messages"))])
+            _system(found, field("system"))
+            _chat(found, field("messages"))
         case Shape.RESPONSES:
-            return _merged([*_system(field("instructions")), *_items(field("input"))])
+            _system(found, field("instructions"))
+            _items(found, field("input"))
         case Shape.COMPLETIONS:
             prompt = field("prompt")
-            return [Message(USER, prompt)] if isinstance(prompt, str) and prompt else []
+            if isinstance(prompt, str) and prompt:
+                found.append(Message(USER, prompt))
+    return found
 
 
 def answer_message(shape: Shape, said: object) -> Message | None:
@@ -69,15 +74,17 @@ def answer_message(shape: Shape, said: object) -> Message | None:
 
     `said` is a chat message, the content of an Anthropic message, the output of a response, or a completion's text.
     """
+    found: list[Message] = []
     match shape:
         case Shape.CHAT:
-            found = _merged(_chat([said]))
+            _chat(found, [{**said, "role": ASSISTANT}] if isinstance(said, dict) else [])
         case Shape.MESSAGES:
-            found = _merged(_chat([{"role": ASSISTANT, "content": said}]))
+            _chat(found, [{"role": ASSISTANT, "content": said}])
         case Shape.RESPONSES:
-            found = _merged(_items(said))
+            _items(found, said)
         case Shape.COMPLETIONS:
-            found = [Message(ASSISTANT, said)] if isinstance(said, str) else []
+            if isinstance(said, str):
+                found.append(Message(ASSISTANT, said))
     return found[-1] if found and found[-1].role == ASSISTANT else None
 
 
@@ -86,50 +93,49 @@ def tools_text(field: Field) -> str:
     return "\n".join(_flat(field("tools")))
 
 
-def _chat(messages: object) -> Iterator[Message]:
+def _chat(into: list[Message], messages: object) -> None:
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
             continue
-        given = message.get("role")
-        role = _ROLES.get(given, given) if isinstance(given, str) else ""
-        said = _content(message.get("content"))
-        if role == ASSISTANT:
-            said = "\0".join([_answer(said), *_calls(message)])
-        elif role == SYSTEM:
-            said = _without_billing(said)
-        yield Message(role, said.strip())
+        role, content = message.get("role"), message.get("content")
+        said = content if isinstance(content, str) else _content(content)
+        if role == USER:
+            into.append(Message(USER, said.strip()))
+        elif role == ASSISTANT or role == "model":
+            _add_answer(into, _without_thoughts(said) + _calls(message))
+        else:
+            role = _ROLES.get(role, role) if isinstance(role, str) else ""
+            into.append(Message(role, (_without_billing(said) if role == SYSTEM else said).strip()))
 
 
-def _system(value: object) -> Iterator[Message]:
+def _add_answer(into: list[Message], said: str) -> None:
+    if into and into[-1].role == ASSISTANT:
+        into[-1] = Message(ASSISTANT, into[-1].text + said)
+    else:
+        into.append(Message(ASSISTANT, said))
+
+
+def _system(into: list[Message], value: object) -> None:
     said = _without_billing(_content(value)).strip()
     if said:
-        yield Message(SYSTEM, said)
+        into.append(Message(SYSTEM, said))
 
 
-def _items(value: object) -> Iterator[Message]:
+def _items(into: list[Message], value: object) -> None:
     if isinstance(value, str):
-        yield Message(USER, value.strip())
+        into.append(Message(USER, value.strip()))
     for item in value if isinstance(value, list) else ():
         if not isinstance(item, dict):
             continue
         kind = item.get("type")
         if kind is None or kind == "message":
-            yield from _chat([item])
+            _chat(into, [item])
+        elif not isinstance(kind, str):
+            continue
         elif kind in _ANSWERED_ITEMS:
-            arguments = item.get("arguments", item.get("input"))
-            yield Message(ASSISTANT, "\0" + _call(item.get("name", kind), arguments))
+            _add_answer(into, _call(item.get("name", kind), item.get("arguments", item.get("input"))))
         elif kind not in _THOUGHTS:
-            yield Message(TOOL, _content(item.get("output", item)).strip())
-
-
-def _merged(messages: Iterable[Message]) -> list[Message]:
-    merged: list[Message] = []
-    for message in messages:
-        if merged and message.role == ASSISTANT == merged[-1].role:
-            merged[-1] = Message(ASSISTANT, merged[-1].text + message.text)
-        else:
-            merged.append(message)
-    return merged
+            into.append(Message(TOOL, _content(item.get("output", item)).strip()))
 
 
 def _content(content: object) -> str:
@@ -145,24 +151,24 @@ def _part(part: object) -> str | None:
     if not isinstance(part, dict):
         return "\n".join(_flat(part))
     kind, text = part.get("type"), part.get("text")
-    if kind in _THOUGHTS:
+    if isinstance(kind, str) and kind in _THOUGHTS:
         return None
     if isinstance(text, str):
         return None if text.startswith(_BILLING) else text
     if kind in ("tool_use", "server_tool_use"):
-        return "\0" + _call(part.get("name"), part.get("input"))
+        return _call(part.get("name"), part.get("input"))
     if kind == "tool_result":
         return _content(part.get("content"))
     return "\n".join(_flat(part))
 
 
-def _calls(message: Mapping[str, Any]) -> Iterator[str]:
-    calls = message.get("tool_calls")
-    legacy = message.get("function_call")
-    for call in [*(calls if isinstance(calls, list) else ()), {"function": legacy} if legacy else None]:
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict):
-            yield _call(function.get("name"), function.get("arguments"))
+def _calls(message: Mapping[str, Any]) -> str:
+    """The calls of tools in a chat message, each as `_call` has it."""
+    calls, legacy = message.get("tool_calls"), message.get("function_call")
+    if not calls and not legacy:
+        return ""
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return "".join(_call(f.get("name"), f.get("arguments")) for f in [*functions, legacy] if isinstance(f, dict))
 
 
 def _call(name: object, arguments: object) -> str:
@@ -170,16 +176,16 @@ def _call(name: object, arguments: object) -> str:
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):  # what is no JSON counts as it is
             arguments = json.loads(arguments)
-    return "\n".join([str(name), *_flat(arguments)])
+    return "\0" + "\n".join([*_flat(name), *_flat(arguments)])
 
 
-def _answer(text: str) -> str:
+def _without_thoughts(text: str) -> str:
     """An answer without the thoughts that stand before it where the server does not part them."""
-    opened = text.lstrip()
-    if opened.startswith("<think>"):
-        _, closed, after = opened.partition("</think>")
-        return after.strip() if closed else text.strip()
-    return text.strip()
+    text = text.strip()
+    if text.startswith("<think>"):
+        _, closed, after = text.partition("</think>")
+        return after.strip() if closed else text
+    return text
 
 
 def _without_billing(text: str) -> str:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from .identity import RequestView, refusal
 from .messages import ASSISTANT, SYSTEM, USER, Message, Shape
 
+NOT_A_TURN = "a request beside a conversation (a title, a tag, a probe, a count), which no later turn builds on"
+"""What people are told of such a request."""
+
 _TASK_HEADER = b"x-openwebui-task"
 _TASK_PROMPT = "### Task:"
 """How the prompts of Open WebUI's background tasks begin (0.12.4, config.py)."""

@@ -43,6 +43,27 @@ class Placement:
         models = self._registry.fleet().models()
         return next(iter(models)) if len(models) == 1 else None
 
+    def look(
+        self,
+        session: Session | None,
+        model: str | None,
+        request_key: bytes,
+        exclude: Collection[str],
+        wishes: Wishes = NO_WISHES,
+        bounds: Bounds | None = None,
+    ) -> Decision:
+        """Where the request would go now."""
+        return decide(
+            self._registry.fleet(),
+            session=session,
+            pin=self._pins.get(session.key) if session else None,
+            model=model,
+            request_key=request_key,
+            exclude=exclude,
+            bounds=bounds or self._bounds,
+            wishes=wishes,
+        )
+
     def place(
         self,
         session: Session | None,
@@ -53,16 +74,7 @@ class Placement:
         bounds: Bounds | None = None,
     ) -> Placed | Decision:
         """Choose a backend and take a place there, or return the decision that says why none can be had."""
-        decision = decide(
-            self._registry.fleet(),
-            session=session,
-            pin=self._pins.get(session.key) if session else None,
-            model=model,
-            request_key=request_key,
-            exclude=exclude,
-            bounds=bounds or self._bounds,
-            wishes=wishes,
-        )
+        decision = self.look(session, model, request_key, exclude, wishes, bounds)
         if decision.backend is None:
             return decision
         if session is not None:

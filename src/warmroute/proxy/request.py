@@ -64,7 +64,7 @@ class Request:
     has no fields; it is sent on all the same, and the backend says what is wrong with it.
     """
 
-    __slots__ = ("_fields", "_named", "_reader", "_scanned", "body", "headers", "label", "method", "target")
+    __slots__ = ("_fields", "_reader", "_scanned", "body", "headers", "label", "method", "named", "target")
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Request:
         self.target = target
         self.label = label
         self.headers = headers
-        self._named = named
+        self.named = named
         self.body = body
         self._reader = reader
         self._fields: object = None
@@ -90,7 +90,7 @@ class Request:
         return f"<Request {self.method} {self.label} {len(self.body)} bytes>"
 
     def header(self, name: bytes) -> bytes | None:
-        return self._named.get(name)
+        return self.named.get(name)
 
     def field(self, name: str) -> object:
         """A top-level value of the JSON body; None where there is none or it cannot be read."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..core.answer import Answer, Decode
 from ..core.history import History, TextHistory, head_digests, seed
-from ..core.identity import BODY_FIELDS, CONTENT, KeySource, RequestView, child_of, identify
+from ..core.identity import BODY_FIELDS, CONTENT, RequestView, Rung, child_of, identify
 from ..core.messages import Message, Shape, request_messages, tools_text
 from ..core.model import Decision, Near, Place, Reason, Session
 from ..core.policy import NO_WISHES, Wishes
@@ -56,7 +56,7 @@ class Recognizer:
         memory: Memory,
         pins: PinTable,
         *,
-        sources: Iterable[tuple[str, KeySource]],
+        sources: Iterable[Rung],
         by_content: bool,
         decode: Decode,
         nonce: Callable[[], bytes],

@@ -7,19 +7,37 @@ from typing import Annotated
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
+from pydantic import Base64Bytes, BaseModel
 
 from .. import __version__
 from ..fleet.registry import Registry
 from ..observe.metrics import CONTENT_TYPE, MetricsPage
 from ..observe.state import StateView
 from ..proxy.data import health_answer
+from ..proxy.explain import Explainer
 
 STATIC = Path(__file__).parent / "static"
 
 _CSP = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 
 
-def build(*, state: StateView, metrics: MetricsPage, registry: Registry, stopping: Callable[[], bool]) -> FastAPI:
+class SavedRequest(BaseModel):
+    """A request to be explained; `body` is base64."""
+
+    method: str = "POST"
+    path: str
+    headers: list[tuple[str, str]] = []
+    body: Base64Bytes = b""
+
+
+def build(
+    *,
+    state: StateView,
+    metrics: MetricsPage,
+    registry: Registry,
+    explainer: Explainer,
+    stopping: Callable[[], bool],
+) -> FastAPI:
     """The FastAPI application; holds no state of its own."""
     app = FastAPI(title="warmroute admin API", version=__version__, docs_url=None, redoc_url=None)
 
@@ -50,6 +68,12 @@ def build(*, state: StateView, metrics: MetricsPage, registry: Registry, stoppin
     @app.get("/api/sessions")
     async def api_sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, object]:
         return state.sessions(limit)
+
+    @app.post("/api/explain")
+    async def api_explain(saved: SavedRequest) -> dict[str, object]:
+        """Where this request would go, and why; nothing is sent and nothing remembered."""
+        headers = [(name.lower().encode(), value.encode()) for name, value in saved.headers]
+        return explainer.explain(saved.method.upper(), saved.path.encode(), headers, saved.body)
 
     _add_drain(app, registry)
     _add_health(app, registry, stopping)
