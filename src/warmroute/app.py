@@ -106,7 +106,12 @@ class Router:
     def _build(self, secret: bytes | None) -> None:
         config, clock = self.config, self._clock
         affinity, health, metrics = config.affinity, config.health, config.metrics
-        self.pins = PinTable(clock, idle_expiry=affinity.idle_expiry, limit=affinity.max_sessions)
+        self.pins = PinTable(
+            clock,
+            idle_expiry=affinity.idle_expiry,
+            unproven_expiry=affinity.unproven_expiry,
+            limit=affinity.max_sessions,
+        )
         self.registry = Registry(config.specs, self.pins, Thresholds(health.fall, health.rise), clock())
         self.shared = self._share(secret)
         self.memory = remember(

@@ -453,3 +453,77 @@ class History(RuleBasedStateMachine):
 
 TestHistory = History.TestCase
 TestHistory.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+# What may be a single request
+
+
+def prompt(name: str = "p") -> Session:
+    return Session(name.encode().ljust(16, b"."), "content")
+
+
+@pytest.fixture
+def short(clock: Clock) -> PinTable:
+    return PinTable(clock, idle_expiry=IDLE, unproven_expiry=10, limit=3)
+
+
+@pytest.mark.parametrize(
+    "who", [prompt(), session()._replace(parent=b"p" * 16)], ids=["without an id", "beside another conversation"]
+)
+def test_a_single_request_is_forgotten_sooner(short: PinTable, clock: Clock, who: Session) -> None:
+    place(short, who, bind("a"))
+    place(short, session("other"), bind("a"))
+    clock.now += 10
+    short.expire()
+    assert (where(short, who), where(short, session("other"))) == (None, "a")
+    assert (short.sessions("a"), short.expired) == (1, 1)
+
+
+def test_who_goes_on_is_kept_as_long_as_others(short: PinTable, clock: Clock) -> None:
+    place(short, prompt(), bind("a"))
+    clock.now += 9
+    place(short, prompt(), keep("a"))
+    clock.now += IDLE - 1
+    assert where(short, prompt()) == "a"
+    clock.now += 1
+    assert where(short, prompt()) is None
+    assert len(short) == 0
+
+
+def test_a_move_proves_nothing(short: PinTable, clock: Clock) -> None:
+    place(short, prompt(), bind("a"))
+    short.reserve(prompt(), move("b"))
+    clock.now += 10
+    assert where(short, prompt()) is None
+
+
+def test_a_withdrawn_move_leaves_it_as_it_was(short: PinTable, clock: Clock) -> None:
+    place(short, prompt(), bind("a"))
+    place(short, prompt(), keep("a"))
+    short.reserve(prompt(), move("b"))
+    short.withdraw(prompt(), move("b"))
+    clock.now += IDLE - 1
+    assert where(short, prompt()) == "a"
+
+
+def test_single_requests_push_out_no_conversation(short: PinTable) -> None:
+    place(short, session("1"), bind("a"))
+    place(short, session("2"), bind("a"))
+    for name in ("x", "y", "z"):
+        place(short, prompt(name), bind("b"))
+    assert [where(short, session(name)) for name in ("1", "2")] == ["a", "a"]
+    assert (where(short, prompt("z")), short.sessions("b"), len(short), short.evicted) == ("b", 1, 3, 2)
+
+
+def test_a_table_full_of_conversations_takes_a_single_request_too(short: PinTable) -> None:
+    for name in "123":
+        place(short, session(name), bind("a"))
+    assert not place(short, prompt(), bind("b"))
+    assert (where(short, prompt()), where(short, session("1")), short.sessions("a")) == ("b", None, 2)
+
+
+def test_the_newest_come_first_whether_proven_or_not(short: PinTable, clock: Clock) -> None:
+    for who in (prompt("1"), session("2"), prompt("3")):
+        clock.now += 1
+        place(short, who, bind("a"))
+    assert short.names() == [who.key for who in (prompt("3"), session("2"), prompt("1"))]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmroute.core.model import Decision, PinChange, Reason, Session
-from warmroute.core.policy import Bounds, Fleet, decide, pick_engine
+from warmroute.core.model import Decision, Near, PinChange, Place, Reason, Session
+from warmroute.core.policy import NO_WISHES, Bounds, Fleet, Wishes, decide, pick_engine
 from warmroute.core.ring import Ring
 
 
@@ -66,6 +66,7 @@ def choose(
     request_key: bytes = b"r",
     exclude: Collection[str] = (),
     bounds: Bounds | None = None,
+    wishes: Wishes = NO_WISHES,
 ) -> Decision:
     return decide(
         of,
@@ -75,6 +76,7 @@ def choose(
         request_key=request_key,
         exclude=exclude,
         bounds=bounds or Bounds(),
+        wishes=wishes,
     )
 
 
@@ -548,3 +550,139 @@ def test_a_decision_changes_nothing() -> None:
     decisions = [choose(of, session(1)) for _ in range(5)]
     assert all(a == b for a, b in pairwise(decisions))
     assert all(b.sessions == 3 and b.in_flight == 0 for b in of.backends.values())
+
+
+# What a request wishes
+
+
+def near(reason: Reason, *places: str | Place) -> Wishes:
+    return Wishes(near=Near(reason, tuple(p if isinstance(p, Place) else Place(p) for p in places)))
+
+
+def away_from_home(who: Session, names: str = "abc") -> str:
+    """A backend that the ring would choose last."""
+    return list(fleet(*map(Backend, names)).ring.order(who.key))[-1]
+
+
+@pytest.mark.parametrize("reason", [Reason.HISTORY, Reason.NEAR_PARENT, Reason.HEAD])
+def test_a_new_session_goes_near_what_it_shares(reason: Reason) -> None:
+    there = away_from_home(session())
+    decision = choose(fleet(*map(Backend, "abc")), session(), wishes=near(reason, there))
+    assert decision == Decision(reason, there, None, PinChange.BIND)
+
+
+def test_a_pin_goes_before_any_wish_to_be_near() -> None:
+    of = fleet(*map(Backend, "abc"))
+    decision = choose(of, session(), Pin("a"), wishes=near(Reason.HISTORY, "b"))
+    assert (decision.reason, decision.backend) == (Reason.PIN_HIT, "a")
+
+
+def test_a_history_is_followed_whatever_runs_there() -> None:
+    of = fleet(Backend("a", in_flight=1000, sessions=1000), Backend("b"))
+    assert choose(of, session(), wishes=near(Reason.HISTORY, "a")).backend == "a"
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [Backend("a", available=False), Backend("a", accepts_new=False), Backend("a", models={"other"})],
+    ids=["down", "draining", "of another model"],
+)
+def test_nobody_goes_near_a_backend_that_takes_no_new_sessions(backend: Backend) -> None:
+    decision = choose(fleet(backend, Backend("b")), session(), model="m", wishes=near(Reason.HISTORY, "a"))
+    assert (decision.reason, decision.backend) == (Reason.RING, "b")
+
+
+def test_sub_agents_start_near_their_parent_and_spread() -> None:
+    town = {name: Backend(name) for name in "abc"}
+    went = []
+    for number in range(9):
+        decision = choose(fleet(*town.values()), session(number), wishes=near(Reason.NEAR_PARENT, "a"))
+        assert decision.backend is not None
+        town[decision.backend].in_flight += 1
+        went.append(decision.backend)
+    assert went[:4] == ["a"] * 4
+    assert Counter(went)["a"] <= 5
+    assert {"b", "c"} <= set(went)
+
+
+def test_near_a_busy_parent_the_bound_grows_with_the_fleets_load() -> None:
+    busy = [Backend(name, in_flight=20) for name in "bc"]
+    assert (
+        choose(fleet(Backend("a", in_flight=19), *busy), session(), wishes=near(Reason.NEAR_PARENT, "a")).backend == "a"
+    )
+    crowded = choose(fleet(Backend("a", in_flight=40), *busy), session(), wishes=near(Reason.NEAR_PARENT, "a"))
+    assert crowded.backend != "a"
+
+
+@pytest.mark.parametrize("idle", [0, 4, 16, 90])
+def test_conversations_that_begin_alike_spread_evenly_beside_idle_ones(idle: int) -> None:
+    town, went = {n: Backend(n, sessions=idle) for n in "abc"}, Counter[str]()
+    places: tuple[str, ...] = ()
+    for number in range(24):
+        wish = near(Reason.HEAD, *places) if places else NO_WISHES
+        backend = choose(fleet(*town.values()), session(number), wishes=wish).backend
+        assert backend is not None
+        town[backend].sessions += 1
+        went[backend] += 1
+        places = (backend, *(p for p in places if p != backend))
+    assert sorted(went.values()) == [8, 8, 8]
+
+
+def test_a_known_beginning_is_worth_two_sessions_more_than_the_share() -> None:
+    def goes(extra: int) -> str | None:
+        of = fleet(Backend("a", sessions=5 + extra), Backend("b", sessions=5), Backend("c", sessions=5))
+        return choose(of, session(), wishes=near(Reason.HEAD, "a")).backend
+
+    # with 5 + 3 of 18 sessions its share is 7 of 19, and with 5 + 4 of 19 it is 7 of 20
+    assert [goes(extra) == "a" for extra in range(5)] == [True, True, True, True, False]
+
+
+def test_a_beginning_that_is_known_everywhere_decides_nothing() -> None:
+    of = fleet(*map(Backend, "abc"))
+    assert choose(of, session(), wishes=near(Reason.HEAD, "a", "b", "c")).reason is Reason.RING
+
+
+def test_the_second_place_is_taken_where_the_first_is_crowded() -> None:
+    of = fleet(Backend("a", sessions=50), Backend("b"), Backend("c"))
+    assert choose(of, session(), wishes=near(Reason.HEAD, "a", "b")).backend == "b"
+
+
+def test_near_means_the_engine_too() -> None:
+    backend = Backend("a", engines=[Engine("0"), Engine("1", sessions=9)])
+    for engine, goes in (("1", "1"), ("0", "0"), ("7", "0"), (None, "0")):
+        decision = choose(fleet(backend, Backend("b")), session(), wishes=near(Reason.HISTORY, Place("a", engine)))
+        assert (decision.backend, decision.engine) == ("a", goes)
+
+
+def test_what_is_beside_a_conversation_goes_to_the_least_loaded() -> None:
+    of = fleet(Backend("a", in_flight=2), Backend("b", in_flight=1), Backend("c", in_flight=3))
+    assert choose(of, None, wishes=Wishes(side=True)) == Decision(Reason.SIDE, "b")
+
+
+@pytest.mark.parametrize(
+    ("who", "pin", "change", "engine"),
+    [
+        (None, None, PinChange.NONE, None),
+        (session(), None, PinChange.BIND, "0"),
+        (session(), Pin("a", "1"), PinChange.KEEP, "1"),
+        (session(), Pin("b", "1"), PinChange.MOVE, "0"),
+    ],
+    ids=["no session", "new", "pinned there", "pinned elsewhere"],
+)
+def test_only_the_owner_of_a_response_is_asked(
+    who: Session | None, pin: Pin | None, change: PinChange, engine: str | None
+) -> None:
+    engines = [Engine("0"), Engine("1", sessions=1)]
+    of = fleet(Backend("a", engines=engines, in_flight=99), Backend("b", engines=engines))
+    assert choose(of, who, pin, wishes=Wishes(owner="a")) == Decision(Reason.OWNER, "a", engine, change)
+
+
+@pytest.mark.parametrize(("owner", "exclude"), [("gone", ()), ("down", ()), ("a", ("a",))])
+def test_an_owner_that_cannot_be_asked_is_replaced_by_nobody(owner: str, exclude: Sequence[str]) -> None:
+    of = fleet(Backend("a"), Backend("down", available=False))
+    for who, pin in ((None, None), (session(), Pin("a"))):
+        assert choose(of, who, pin, exclude=exclude, wishes=Wishes(owner=owner)) == Decision(Reason.OWNER_GONE)
+
+
+def test_a_draining_owner_still_answers_for_its_responses() -> None:
+    assert choose(fleet(Backend("a", accepts_new=False)), None, wishes=Wishes(owner="a")).reason is Reason.OWNER

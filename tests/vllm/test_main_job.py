@@ -51,9 +51,10 @@ async def _with_and_without_ids(router: Serving, servers: list[VllmServer]) -> N
     await asyncio.sleep(SCRAPE)
     told = await metric(router, "warmroute_backend_prefix_cache_queries_total") - told_before
     assert told == sum(outcome.queries.values())  # the router publishes what the servers counted
-    control = await Conversations(router.data, servers, ids=False, seed=2).run()
-    print(f"without: hit rate {control.hit_rate:.4f}")
-    assert control.hit_rate < outcome.hit_rate - 0.1  # the workload is one that affinity helps
+    without = await Conversations(router.data, servers, ids=False, seed=2).run()
+    print(f"without: hit rate {without.hit_rate:.4f}, load max/mean {without.load_max_over_mean:.3f}")
+    assert abs(without.hit_rate - outcome.hit_rate) <= 0.03
+    assert without.load_max_over_mean <= 1.15
 
 
 async def _check_agrees(router: Serving, servers: list[VllmServer]) -> None:

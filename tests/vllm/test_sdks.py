@@ -221,7 +221,8 @@ class Messages(Talk):
             raw = await self.clients.anthropic.messages.with_raw_response.create(**asked)
             message, headers = await raw.parse(), raw.headers
         usage, cached = message.usage, message.usage.cache_read_input_tokens or 0
-        self.note(headers, usage.input_tokens + cached, cached)
+        # The three parts of a prompt: neither in the cache nor put there, put there, and found there.
+        self.note(headers, usage.input_tokens + (usage.cache_creation_input_tokens or 0) + cached, cached)
         self.messages.append({"role": "assistant", "content": message.content})
         return list(message.content)
 

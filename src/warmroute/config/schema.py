@@ -111,6 +111,7 @@ class AffinityConfig(_Section):
     key_sources: tuple[str, ...] = DEFAULT_SOURCES
     max_history: Annotated[int, Field(gt=0)] = 300_000
     idle_expiry: Seconds = 1800.0
+    unproven_expiry: Seconds = 300.0
     max_sessions: Annotated[int, Field(gt=0)] = 1_000_000
     session_bound: Annotated[float, Field(ge=1, le=10)] = 1.05
     even_sessions: Annotated[int, Field(ge=0)] = 100

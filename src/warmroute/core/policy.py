@@ -16,16 +16,17 @@ class Bounds:
     `sessions` bounds live sessions. The first `even` sessions of a backend's share are dealt out exactly, since few long
     conversations must spread evenly too, and those that run now are only some of those that live; of what the share has
     beyond them a backend may hold that factor, so that most sessions of a large fleet are at home on the ring.
-    `in_flight` bounds running requests; a backend over it takes new sessions only if all are. `near` is for a session that
-    would rather be where a part of its prompt is known: by that factor may live sessions there be over their share, and
-    `near_in_flight` requests may run there whatever runs elsewhere.
+    `in_flight` bounds running requests; a backend over it takes new sessions only if all are. For a session that
+    would rather be where a part of its prompt is known, `near_in_flight` requests may run there whatever runs elsewhere, and
+    `near_sessions` sessions more than a fair share may live there: a known beginning saves one prefill, too many sessions
+    cost as long as they live.
     """
 
     sessions: float = 1.05
     even: int = 100
     in_flight: float = 1.25
-    near: float = 1.25
     near_in_flight: int = 4
+    near_sessions: int = 2
 
 
 DEFAULT_BOUNDS = Bounds()
@@ -140,7 +141,7 @@ def _near(candidates: list[Candidate], near: Near, key: bytes, bounds: Bounds) -
         share = backend.weight / weight
         most = max(bounds.near_in_flight, _limit(in_flight * share, bounds.in_flight))
         crowded = near.reason is not Reason.HISTORY and backend.in_flight + 1 > most
-        if near.reason is Reason.HEAD and backend.sessions + 1 > ceil(sessions * share * bounds.near - 1e-9):
+        if near.reason is Reason.HEAD and backend.sessions + 1 > ceil(sessions * share - 1e-9) + bounds.near_sessions:
             crowded = True
         if not crowded:
             engine = place.engine if _has_engine(backend, place.engine) else pick_engine(backend, key)

@@ -3,15 +3,22 @@
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import merge
 
+from ..core.identity import CONTENT
 from ..core.model import Decision, PinChange, Session
+
+Shelf = OrderedDict[bytes, "Pin"]
+"""Not a plain dict: that one finds its first key by walking over all that were removed before it."""
 
 
 @dataclass(slots=True)
 class Pin:
     """One conversation's place. `confirmed` once content came from there; until then `before` is where it was.
 
-    `held` and `shared` are for routers that share their pins: what the store holds for it, and when that was asked.
+    `proven` is False for what may be a single request: a prompt without an id, or one beside another conversation, that
+    nobody has gone on with. `held` and `shared` are for routers that share their pins: what the store holds for it, and
+    when that was asked.
     """
 
     backend: str
@@ -19,6 +26,7 @@ class Pin:
     source: str
     used: float
     turns: int = 0
+    proven: bool = True
     confirmed: bool = False
     before: "Pin | None" = None
     held: bytes | None = None
@@ -26,34 +34,39 @@ class Pin:
 
 
 class PinTable:
-    """Session key -> Pin, the least recently used first.
+    """Session key -> Pin, the least recently used first. What is not proven lies apart, expires sooner and is evicted first.
 
     A pin is reserved when the decision is made, so that parallel first turns of one conversation and the bounds of other
     decisions see it at once; it is confirmed at the first content, and withdrawn if the backend fails before that.
     Times are seconds of `clock`, which must not jump.
     """
 
-    def __init__(self, clock: Callable[[], float], *, idle_expiry: float, limit: int) -> None:
+    def __init__(
+        self, clock: Callable[[], float], *, idle_expiry: float, limit: int, unproven_expiry: float | None = None
+    ) -> None:
         self._clock = clock
         self._idle_expiry = idle_expiry
+        self._unproven_expiry = min(idle_expiry, unproven_expiry or idle_expiry)
         self._limit = limit
-        # Not a plain dict: that one finds its first key by walking over all that were removed before it.
-        self._pins: OrderedDict[bytes, Pin] = OrderedDict()
+        self._proven: Shelf = OrderedDict()
+        self._unproven: Shelf = OrderedDict()
         self._counts: Counter[tuple[str, str | None]] = Counter()
         self._backends: Counter[str] = Counter()
         self.evicted = 0
         self.expired = 0
 
     def __repr__(self) -> str:
-        return f"<PinTable {len(self._pins)} pins, {self.expired} expired, {self.evicted} evicted>"
+        return f"<PinTable {len(self)} pins, {self.expired} expired, {self.evicted} evicted>"
 
     def __len__(self) -> int:
-        return len(self._pins)
+        return len(self._proven) + len(self._unproven)
 
     def get(self, key: bytes) -> Pin | None:
         """The pin of a session, or None if it has none or was idle for too long."""
-        pin = self._pins.get(key)
-        if pin is not None and pin.used <= self._clock() - self._idle_expiry:
+        pin = self._proven.get(key)
+        if pin is None:
+            pin = self._unproven.get(key)
+        if pin is not None and pin.used <= self._clock() - self._expiry(pin.proven):
             self.expire()
             return None
         return pin
@@ -70,42 +83,46 @@ class PinTable:
         if decision.backend is None or decision.change is PinChange.NONE:
             return
         now = self._clock()
-        old = self._pins.pop(session.key, None)
+        old = self._take(session.key)
         if decision.change is PinChange.KEEP and old is not None:
             if old.engine != decision.engine:
                 self._count(old, -1)
                 old.engine = decision.engine
                 self._count(old, 1)
             old.used = now
-            self._pins[session.key] = old
+            self._put(session.key, old)
             return
         pin = Pin(decision.backend, decision.engine, session.source, now)
         if old is not None:
             self._count(old, -1)
-            pin.turns, pin.held = old.turns, old.held
+            pin.turns, pin.held, pin.proven = old.turns, old.held, old.proven
             pin.before = old if old.confirmed else old.before
-        self._pins[session.key] = pin
-        self._count(pin, 1)
-        if len(self._pins) > self._limit:
-            self._drop(next(iter(self._pins)))
+        else:
+            pin.proven = session.source != CONTENT and not session.parent
+        if len(self) >= self._limit:
+            self._drop(next(iter(self._unproven or self._proven)))
             self.evicted += 1
+        self._put(session.key, pin)
+        self._count(pin, 1)
 
     def confirm(self, session: Session, decision: Decision) -> bool:
         """Content came from the decision's backend; returns True if the session has moved there from another one.
 
         A pin that another request has meanwhile put elsewhere stays there; one that was lost meanwhile is made again.
         """
-        pin = self._pins.get(session.key)
+        pin = self._pin(session.key)
         if pin is None:
             self.reserve(session, decision._replace(change=PinChange.BIND))
-            pin = self._pins[session.key]
+            pin = self._proven.get(session.key) or self._unproven[session.key]
         elif pin.backend != decision.backend:
             return False
         moved = pin.before is not None and pin.before.backend != pin.backend
         pin.confirmed, pin.before = True, None
         pin.turns += 1
         pin.used = self._clock()
-        self._pins.move_to_end(session.key)
+        self._take(session.key)
+        pin.proven = pin.proven or pin.turns > 1
+        self._put(session.key, pin)
         return moved
 
     def withdraw(self, session: Session, decision: Decision) -> bool:
@@ -113,44 +130,65 @@ class PinTable:
 
         Returns True if there was one.
         """
-        pin = self._pins.get(session.key)
+        pin = self._pin(session.key)
         if pin is None or pin.confirmed or pin.backend != decision.backend:
             return False
         self._drop(session.key)
         if pin.before is not None:
             pin.before.used = self._clock()
             pin.before.held, pin.before.shared = pin.held, 0.0
-            self._pins[session.key] = pin.before
+            self._put(session.key, pin.before)
             self._count(pin.before, 1)
         return True
 
     def relocate(self, key: bytes, backend: str, engine: str | None) -> None:
         """Another router has this session elsewhere: it lives there, confirmed, and nothing else of it changes."""
-        pin = self._pins[key]
+        pin = self._proven.get(key) or self._unproven[key]
         self._count(pin, -1)
         pin.backend, pin.engine, pin.confirmed, pin.before = backend, engine, True, None
         self._count(pin, 1)
 
     def expire(self) -> None:
         """Drop what was idle for too long. Pins lie in order of use, so only the oldest need a look."""
-        oldest = self._clock() - self._idle_expiry
-        while self._pins:
-            key = next(iter(self._pins))
-            if self._pins[key].used > oldest:
-                return
-            self._drop(key)
-            self.expired += 1
+        now = self._clock()
+        for proven in (True, False):
+            shelf, oldest = self._shelf(proven), now - self._expiry(proven)
+            while shelf:
+                key = next(iter(shelf))
+                if shelf[key].used > oldest:
+                    break
+                self._drop(key)
+                self.expired += 1
 
     def newest(self) -> Iterator[tuple[bytes, Pin]]:
         """All pins, the most recently used first."""
-        return ((key, self._pins[key]) for key in reversed(self._pins))
+        proven = ((key, self._proven[key]) for key in reversed(self._proven))
+        unproven = ((key, self._unproven[key]) for key in reversed(self._unproven))
+        return merge(proven, unproven, key=lambda pair: -pair[1].used)
 
     def names(self) -> list[bytes]:
         """The keys of all pins in the same order, for who lets the table change while going through them."""
-        return list(reversed(self._pins))
+        return [key for key, _ in self.newest()]
+
+    def _shelf(self, proven: bool) -> Shelf:
+        return self._proven if proven else self._unproven
+
+    def _expiry(self, proven: bool) -> float:
+        return self._idle_expiry if proven else self._unproven_expiry
+
+    def _pin(self, key: bytes) -> Pin | None:
+        return self._proven.get(key) or self._unproven.get(key)
+
+    def _put(self, key: bytes, pin: Pin) -> None:
+        self._shelf(pin.proven)[key] = pin
+
+    def _take(self, key: bytes) -> Pin | None:
+        return self._proven.pop(key, None) or self._unproven.pop(key, None)
 
     def _drop(self, key: bytes) -> None:
-        self._count(self._pins.pop(key), -1)
+        pin = self._take(key)
+        if pin is not None:
+            self._count(pin, -1)
 
     def _count(self, pin: Pin, by: int) -> None:
         self._counts[pin.backend, pin.engine] += by

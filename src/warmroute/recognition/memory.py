@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..core.model import Place
 from .conversations import Conversations
 from .guards import Guards
 from .heads import Heads
 from .owners import Owners
+from .recent import Recent
 from .threads import Threads
 
 _RESPONSES_KEPT = 24 * 3600.0
@@ -15,13 +17,17 @@ _RESPONSES_KEPT = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """One of each kind, made together, since they have one clock and one measure of room."""
+    """One of each kind, made together, since they have one clock and one measure of room.
+
+    `places` says where a session was last served that was not known to go on: its pin may be gone before it does.
+    """
 
     conversations: Conversations
     heads: Heads
     owners: Owners
     threads: Threads
     guards: Guards
+    places: Recent[Place]
 
     def entries(self) -> dict[str, int]:
         """How much is remembered, by kind."""
@@ -30,6 +36,7 @@ class Memory:
             "heads": len(self.heads),
             "responses": len(self.owners),
             "ids": len(self.threads),
+            "places": len(self.places),
         }
 
 
@@ -42,4 +49,5 @@ def remember(clock: Callable[[], float], *, idle_expiry: float, entries: int, se
         Owners(clock, expiry=_RESPONSES_KEPT, limit=entries),
         threads,
         Guards(clock, threads, backends=backends, expiry=idle_expiry, limit=sessions),
+        Recent(clock, expiry=idle_expiry, limit=entries),
     )

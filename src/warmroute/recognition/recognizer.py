@@ -123,6 +123,9 @@ class Recognizer:
             if place is not None:
                 certain = found.match in (Match.AGAIN, Match.NEXT, Match.BRANCH)
                 return Near(Reason.HISTORY if certain else Reason.NEAR_PARENT, (place,))
+        place = self.memory.places.get(session.key)
+        if place is not None:
+            return Near(Reason.HISTORY, (place,))
         place = self._place(session.parent) if session.parent else None
         return Near(Reason.NEAR_PARENT, (place,)) if place is not None else None
 
@@ -138,6 +141,8 @@ class Recognizer:
         if found is not None and found.match is not Match.SHARED:
             turn.session = Session(found.session, CONTENT)
             turn.new = self._pins.get(found.session) is None
+            if turn.new and (place := self._place(found.session)) is not None:
+                turn.wishes = Wishes(near=Near(Reason.HISTORY, (place,)))
             return
         turn.new = True
         turn.session = self._known(Session(self._nonce(), CONTENT))
@@ -186,6 +191,8 @@ class Recognizer:
         """A backend has begun to answer: what the request says can be found there."""
         if turn.session is None or decision.backend is None:
             return
+        if turn.new and (turn.session.source == CONTENT or turn.session.parent):
+            self.memory.places.put(turn.session.key, Place(decision.backend, decision.engine))
         if turn.history is not None:
             self.memory.conversations.served(turn.history, turn.found, turn.session.key)
         if turn.heads:
@@ -209,7 +216,7 @@ class Recognizer:
 
     def _place(self, key: bytes) -> Place | None:
         pin = self._pins.get(key)
-        return None if pin is None else Place(pin.backend, pin.engine)
+        return self.memory.places.get(key) if pin is None else Place(pin.backend, pin.engine)
 
     def _source_of(self, key: bytes) -> str | None:
         pin = self._pins.get(key)
