@@ -72,18 +72,22 @@ def recogniser(content: bytes, headers: Headers, *, known: bool) -> Callable[[],
     assert _ROUTE is not None
     route = _ROUTE
 
-    def work() -> Turn:
-        request = Request("POST", b"/v1/chat/completions", "chat", headers, first_values(headers), content, _READER)
+    def ask(body: bytes) -> Turn:
+        request = Request("POST", b"/v1/chat/completions", "chat", headers, first_values(headers), body, _READER)
         return recognizer.recognise(request, route, request.model)
 
     if known:
-        turn = work()
+        chat = json.loads(content)
+        *before, answer, _ = chat["messages"]
+        turn = ask(json.dumps({**chat, "messages": before}).encode())
         assert turn.session is not None
+        assert turn.history is not None
         pins.reserve(turn.session, _PLACED)
         recognizer.goes(turn)
         recognizer.served(turn, _PLACED)
-    assert work().new is not known
-    return work
+        recognizer.memory.conversations.answered(turn.history, Message(ASSISTANT, answer["content"]), turn.session.key)
+    assert ask(content).new is not known
+    return lambda: ask(content)
 
 
 def recognition_rows(scale: Scale) -> Iterator[Row]:
@@ -125,9 +129,7 @@ def memory_rows(scale: Scale) -> Iterator[Row]:
             for turn in range(turns):
                 history = History(b"start", list(said))
                 found = conversations.find(history)
-                if found is not None:
-                    conversations.goes_on(history, found, session)
-                conversations.served(history, found, session)
+                conversations.goes_on(history, found, session)
                 answer = Message(ASSISTANT, f"answer {turn} of {number}")
                 conversations.answered(history, answer, session)
                 said += [answer, Message(USER, f"question {turn} of {number}")]

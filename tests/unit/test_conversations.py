@@ -32,9 +32,7 @@ class Talk:
         else:
             session = found.session
         history.settle()
-        if found is not None:
-            self.known.goes_on(history, found, session)
-        self.known.served(history, found, session)
+        self.known.goes_on(history, found, session)
         if answer is not None:
             self.known.answered(history, Message(ASSISTANT, answer), session)
         return session
@@ -57,7 +55,7 @@ def test_each_way_in_which_a_history_is_known() -> None:
     assert talk.find("a", "A", "b") == Found(first, Match.AGAIN, 1)
     assert talk.find("a", "A", "c") == Found(first, Match.BRANCH, 1)
     assert talk.find("a", "A", "b", "B", "c") == Found(first, Match.NEXT, 3)
-    assert talk.find("a", "A changed", "b") == Found(first, Match.OPENING, -1)
+    assert talk.find("a", "A changed", "b") == Found(first, Match.ASKED, 1)
     assert talk.find("other", "A", "b") is None
 
 
@@ -65,7 +63,7 @@ def test_the_longest_known_part_wins() -> None:
     talk = Talk()
     first = talk.turn("a", answer="A")
     talk.turn("a", "A", "b", answer="B")
-    assert talk.find("a", "A", "b", "B changed", "c") == Found(first, Match.AGAIN, 1)
+    assert talk.find("a", "A", "b", "B changed", "c") == Found(first, Match.ASKED, 3)
     assert talk.find("a", "A", "b", "B", "c", "C unknown", "d") == Found(first, Match.NEXT, 3)
 
 
@@ -100,11 +98,11 @@ def test_a_beginning_with_many_continuations_is_shared() -> None:
     assert talk.sessions == 3
 
 
-def test_an_opening_that_many_have_names_none() -> None:
+def test_a_question_that_many_ask_names_none() -> None:
     talk = Talk()
     for i in range(BRANCHES):
         talk.turn("hi", answer=f"A{i}")
-    assert match(talk.find("hi", "changed", "b")) is Match.OPENING
+    assert match(talk.find("hi", "changed", "b")) is Match.ASKED
     talk.turn("hi", answer="A last")
     assert talk.find("hi", "changed", "b") is None
 

@@ -628,13 +628,13 @@ def test_conversations_that_begin_alike_spread_evenly_beside_idle_ones(idle: int
     assert sorted(went.values()) == [8, 8, 8]
 
 
-def test_a_known_beginning_is_worth_two_sessions_more_than_the_share() -> None:
+def test_a_known_beginning_is_worth_one_session_more_than_the_share() -> None:
     def goes(extra: int) -> str | None:
         of = fleet(Backend("a", sessions=5 + extra), Backend("b", sessions=5), Backend("c", sessions=5))
         return choose(of, session(), wishes=near(Reason.HEAD, "a")).backend
 
-    # with 5 + 3 of 18 sessions its share is 7 of 19, and with 5 + 4 of 19 it is 7 of 20
-    assert [goes(extra) == "a" for extra in range(5)] == [True, True, True, True, False]
+    # its share is 6, of 17 sessions and of 18
+    assert [goes(extra) == "a" for extra in range(5)] == [True, True, False, False, False]
 
 
 def test_a_beginning_that_is_known_everywhere_decides_nothing() -> None:

@@ -10,11 +10,11 @@ from warmroute.core.side import is_side_request
 
 @dataclass
 class View:
-    headers: dict[bytes, bytes] = field(default_factory=dict)
+    named: dict[bytes, bytes] = field(default_factory=dict)
     fields: dict[str, object] = field(default_factory=dict)
 
     def header(self, name: bytes) -> bytes | None:
-        return self.headers.get(name)
+        return self.named.get(name)
 
     def field(self, name: str) -> object:
         return self.fields.get(name)

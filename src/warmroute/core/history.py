@@ -10,7 +10,7 @@ SIZE = 16
 
 _FIRST_STEP = 512
 _COARSER = 16
-"""A head is cut every 512 bytes at first, then every sixteenth of what lies before."""
+"""A text is cut every 512 bytes at first, then every sixteenth of what lies before."""
 _LONGEST_HEAD = 64 << 10
 """Bytes of a prompt's beginning that are compared with those of other conversations."""
 
@@ -59,6 +59,15 @@ class History:
         """The digest after the first user message: what it and all before it say."""
         return None if self.root is None else self.at(self.root)
 
+    @property
+    def begun(self) -> bool:
+        """Whether the model has answered the first user message. A greeting before it is no answer."""
+        return self.root is not None and bool(self.answers) and self.answers[-1] > self.root
+
+    def is_answer(self, position: int) -> bool:
+        """Whether a message of the model answers a user's: it comes after the first of those."""
+        return self.root is not None and position > self.root
+
     def all(self) -> list[bytes]:
         """All digests."""
         if self._messages:
@@ -78,29 +87,44 @@ class History:
 class TextHistory(History):
     """The history of a text that grows from request to request.
 
-    Nothing in a text says where an answer ended, so that this is for `split` to be told: the lengths of texts that are
-    known are kept by `anchor`, the last cut of the prompt's head.
+    Nothing in a text says where an answer ended, so `split` has to be told. The lengths of known texts are kept by the digest
+    of the last cut before their end; `cuts` has those of this text, the longest last.
     """
 
-    __slots__ = ("_running", "_text", "heads", "length")
+    __slots__ = ("_hashes", "_tail", "_text", "cuts", "known")
 
     def __init__(self, start: bytes, text: str) -> None:
         super().__init__(start, ())
         self._text = text.encode("utf-8", "surrogatepass")
-        self.length = len(self._text)
-        self.heads = list(_heads(start, self._text[:_LONGEST_HEAD]))
-        self._running = sha256(start + self._text)
-        self.digests = [self._running.digest()[:SIZE]]
+        self._hashes = [(0, sha256(start))]
+        self._cut(self._text)
+        self.cuts = [start, *(running.digest()[:SIZE] for _, running in self._hashes[1:])]
+        self.digests = [self._prefix(len(self._hashes) - 1, len(self._text))]
+        self.known = (start, 0)
 
-    @property
-    def anchor(self) -> bytes:
-        return self.heads[-1] if self.heads else self.start
+    def _cut(self, text: bytes) -> None:
+        """Hash on to the last cut of the text, which begins where the last one was."""
+        at, running = self._hashes[-1]
+        begin, end = at, _next_cut(at)
+        while end - at <= len(text):
+            running = running.copy()
+            running.update(text[begin - at : end - at])
+            self._hashes.append((end, running))
+            begin, end = end, _next_cut(end)
+        self._tail = text[begin - at :]
 
-    def split(self, length: int) -> bool:
-        """Take the first so many bytes for what was said before; False if the text is not longer than that."""
+    def _prefix(self, cut: int, length: int) -> bytes:
+        at, running = self._hashes[cut]
+        running = running.copy()
+        running.update(self._text[at:length])
+        return running.digest()[:SIZE]
+
+    def split(self, cut: int, length: int) -> bool:
+        """Take the first so many bytes, which end behind this cut, for what was said before; False if that is not less
+        than the text."""
         if length >= len(self._text):
             return False
-        self.digests[:-1] = [sha256(self.start + self._text[:length]).digest()[:SIZE]]
+        self.digests[:-1] = [self._prefix(cut, length)]
         self.answers = [0]
         return True
 
@@ -111,13 +135,22 @@ class TextHistory(History):
 
     def settle(self) -> None:
         self._text = b""
+        del self._hashes[:-1]
 
     def answered(self, message: Message) -> bytes:
-        running = self._running.copy()
+        """As for all histories; `known` then is what has to be remembered: the last cut, and the length of the whole."""
         said = message.text.encode("utf-8", "surrogatepass")
-        running.update(said)
-        self.length += len(said)
+        self._cut(self._tail + said)
+        at, running = self._hashes[-1]
+        anchor = self.start if at == 0 else running.digest()[:SIZE]
+        self.known = (anchor, at + len(self._tail))
+        running = running.copy()
+        running.update(self._tail)
         return running.digest()[:SIZE]
+
+
+def _next_cut(at: int) -> int:
+    return at + max(_FIRST_STEP, at // _COARSER)
 
 
 def head_digests(start: bytes, tools: str, messages: Sequence[Message]) -> list[bytes]:
@@ -137,8 +170,8 @@ def _joined(tools: str, messages: Sequence[Message]) -> bytes:
 
 def _heads(start: bytes, text: bytes) -> Iterator[bytes]:
     running = sha256(start)
-    begin, end = 0, _FIRST_STEP
+    begin, end = 0, _next_cut(0)
     while end <= len(text):
         running.update(text[begin:end])
         yield running.digest()[:SIZE]
-        begin, end = end, end + max(_FIRST_STEP, end // _COARSER)
+        begin, end = end, _next_cut(end)

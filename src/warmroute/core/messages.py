@@ -42,8 +42,11 @@ _NOT_SAID = frozenset({"cache_control", "prompt_cache_breakpoint", "id", "status
 _BILLING = "x-anthropic-billing-header"
 """Claude Code's first system block; it can differ with each request, and vLLM leaves it out of the prompt too."""
 
-_DEEPEST = 64
-"""Levels of a tool's arguments that are looked at."""
+_LARGEST_INT = 1100
+"""Bits; what a float can hold is less. Python refuses to write out integers of some 14,000."""
+
+_DEEPEST = 32
+"""Levels of nested content that are looked at."""
 
 
 def request_messages(shape: Shape, field: Field) -> list[Message]:
@@ -135,18 +138,26 @@ def _items(into: list[Message], value: object) -> None:
         elif kind in _ANSWERED_ITEMS:
             _add_answer(into, _call(item.get("name", kind), item.get("arguments", item.get("input"))))
         elif kind not in _THOUGHTS:
-            into.append(Message(TOOL, _content(item.get("output", item)).strip()))
+            said = item["output"] if "output" in item else {k: v for k, v in item.items() if k not in _NOT_SAID}
+            into.append(Message(TOOL, _content(said).strip()))
 
 
-def _content(content: object) -> str:
+def _content(content: object, depth: int = 0) -> str:
+    """What a message's content says: its texts, then the calls of tools in it, as a chat message has them."""
     if isinstance(content, str):
         return content
-    if isinstance(content, list):
-        return "\n".join(text for part in content if (text := _part(part)) is not None)
-    return "\n".join(_flat(content))
+    if not isinstance(content, list) or depth > _DEEPEST:
+        return "\n".join(_flat(content))
+    texts, calls = [], []
+    for part in content:
+        if isinstance(part, dict) and part.get("type") in ("tool_use", "server_tool_use"):
+            calls.append(_call(part.get("name"), part.get("input")))
+        elif text := (_part(part, depth) or "").strip():
+            texts.append(text)
+    return "\n".join(texts) + "".join(calls)
 
 
-def _part(part: object) -> str | None:
+def _part(part: object, depth: int) -> str | None:
     """What a part of a message says; None for the model's thoughts, which clients leave out of the next turn."""
     if not isinstance(part, dict):
         return "\n".join(_flat(part))
@@ -155,11 +166,9 @@ def _part(part: object) -> str | None:
         return None
     if isinstance(text, str):
         return None if text.startswith(_BILLING) else text
-    if kind in ("tool_use", "server_tool_use"):
-        return _call(part.get("name"), part.get("input"))
     if kind == "tool_result":
-        return _content(part.get("content"))
-    return "\n".join(_flat(part))
+        return _content(part.get("content"), depth + 1)
+    return "\n".join(_flat({name: value for name, value in part.items() if name not in _NOT_SAID}))
 
 
 def _calls(message: Mapping[str, Any]) -> str:
@@ -173,7 +182,9 @@ def _calls(message: Mapping[str, Any]) -> str:
 
 def _call(name: object, arguments: object) -> str:
     """A call of a tool. Clients may write its arguments anew, so that only what they mean counts."""
-    if isinstance(arguments, str):
+    if isinstance(arguments, str) and not arguments.strip():
+        arguments = None
+    elif isinstance(arguments, str):
         with suppress(ValueError, RecursionError):  # what is no JSON counts as it is
             arguments = json.loads(arguments)
     return "\0" + "\n".join([*_flat(name), *_flat(arguments)])
@@ -198,11 +209,13 @@ def _flat(value: object, depth: int = 0) -> Iterator[str]:
         yield value
     elif isinstance(value, Mapping) and depth < _DEEPEST:
         for key in sorted(value):
-            if value[key] is not None and key not in _NOT_SAID:
+            if value[key] is not None:
                 yield key
                 yield from _flat(value[key], depth + 1)
     elif isinstance(value, list) and depth < _DEEPEST:
         for item in value:
             yield from _flat(item, depth + 1)
-    elif isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 1024):
+    elif isinstance(value, float) and value.is_integer():  # JavaScript writes 1.0 as 1
+        yield str(int(value))
+    elif isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < _LARGEST_INT):
         yield repr(value)

@@ -26,7 +26,7 @@ class Bounds:
     even: int = 100
     in_flight: float = 1.25
     near_in_flight: int = 4
-    near_sessions: int = 2
+    near_sessions: int = 1
 
 
 DEFAULT_BOUNDS = Bounds()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
+from .resume import TokenTap
 from .sse import ContentGate
 from .usage import MARK, NO_USAGE, Usage, usage_from
 
@@ -26,12 +27,13 @@ class Relay:
     first byte; of any other body the first byte is content.
     """
 
-    __slots__ = ("_early_usage", "_gate", "_tail", "event_stream", "listener", "readable", "state")
+    __slots__ = ("_early_usage", "_gate", "_tail", "event_stream", "listener", "readable", "state", "tap")
 
     def __init__(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self.event_stream = headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
         self.readable = status == 200 and b"content-encoding" not in headers
         self.listener: Callable[[bytes], None] | None = None
+        self.tap: TokenTap | None = None
         self._gate = ContentGate() if self.readable and self.event_stream else None
         self._tail = bytearray()
         self._early_usage = b""  # a JSON body may go on for long after it, with the prompt's token ids
@@ -47,8 +49,11 @@ class Relay:
             if not data:
                 return b""
             self._gate = None
-        self.state = RelayState.STREAMING
-        self.note(data)
+        if self.tap is not None:
+            data = self.tap.take(data)
+        if data:
+            self.state = RelayState.STREAMING
+            self.note(data)
         return data
 
     def note(self, data: bytes) -> None:

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-_MAX_HELD = 1 << 20
+_MAX_HELD = 4 << 20
 """Bytes held back at most while waiting for content: the first event of vLLM can carry all prompt token ids."""
 
 _BLANK_LINE = re.compile(rb"\r\r(?!\n)|(?:\r\n|\n|\r(?=[^\n])){2}")
@@ -34,7 +34,7 @@ class ContentGate:
     """Holds an event stream back until its first content event, then is done.
 
     Comments (vLLM's keep-alives) and events that only announce an answer are not content: after them another backend could
-    still give the whole answer. Anything not known to be a preamble is content. At most 1 MiB is held.
+    still give the whole answer. Anything not known to be a preamble is content. At most 4 MiB are held.
     """
 
     __slots__ = ("_begun", "_held", "_searched")

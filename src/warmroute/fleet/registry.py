@@ -170,6 +170,17 @@ class Registry:
         state.model_cards = cards
         state.models = frozenset(str(card["id"]) for card in cards)
 
+    def context(self, model: str | None) -> int | None:
+        """The longest prompt and answer together that all backends of a model take; None where one does not say."""
+        lengths = [
+            card.get("max_model_len")
+            for backend in self.backends.values()
+            for card in backend.model_cards
+            if card.get("id") == model
+        ]
+        known = [length for length in lengths if isinstance(length, int)]
+        return min(known) if known and len(known) == len(lengths) else None
+
     def set_engines(self, name: str, engines: Sequence[str]) -> None:
         """Note a backend's engines; known ones keep their state. An empty list changes nothing."""
         state = self.backends[name]

@@ -74,15 +74,19 @@ class Outflow:
 
     ASGI's send waits only for a slow reader. Where there is none it ends without a pause, so it can be run to its end here
     with no task to wake. A whole chunk is written as it is, past ASGI: head and framing are uvicorn's own already.
-    `note` is told of the bytes some thousands at a time, and with `settle` of the last ones.
+    `take`, if given, turns what came into what is sent. `note` is told of the bytes some thousands at a time, and with
+    `settle` of the last ones.
     """
 
-    __slots__ = ("_client", "_flow", "_note", "_recent", "_send", "_size", "_write")
+    __slots__ = ("_client", "_flow", "_note", "_recent", "_send", "_size", "_take", "_write")
 
-    def __init__(self, client: Client, note: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, client: Client, note: Callable[[bytes], None], take: Callable[[bytes], bytes] | None = None
+    ) -> None:
         connection = client.connection
         self._client = client
         self._note = note
+        self._take = take
         self._recent: list[bytes] = []
         self._size = 0
         self._send = client.send
@@ -91,6 +95,10 @@ class Outflow:
 
     def piece(self, data: bytes) -> bool:
         """Send some bytes of the body; False if the client reads too slowly and `drained` should be awaited."""
+        if self._take is not None:
+            data = self._take(data)
+            if not data:
+                return not self._flow.write_paused
         self._recent.append(data)
         self._size += len(data)
         self.settle()
@@ -102,6 +110,12 @@ class Outflow:
 
     def chunk(self, framed: bytes, start: int) -> bool:
         """Send one whole chunk in its framing; the same return value."""
+        if self._take is not None:
+            data = self._take(framed[start:-2])
+            if not data:
+                return not self._flow.write_paused
+            size = b"%x\r\n" % len(data)
+            framed, start = size + data + b"\r\n", len(size)
         self._write(framed)
         self._recent.append(framed[start:-2])
         self._size += len(framed) - start - 2

@@ -19,7 +19,7 @@ _HOW = {
     Match.AGAIN: "this turn was seen before: repeated, regenerated, or taken up again",
     Match.BRANCH: "its history is this session's, gone on with differently: edited or branched",
     Match.SHARED: "many conversations share the beginning of its history, so that names none of them",
-    Match.OPENING: "its answers are not known, but what was said before the first one is",
+    Match.ASKED: "what was asked before is known, though its answer came back changed",
 }
 
 

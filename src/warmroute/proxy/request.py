@@ -37,6 +37,10 @@ class FieldReader:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return None
 
+    def has(self, fields: object, name: str) -> bool:
+        """Whether there is such a field."""
+        return getattr(fields, self._attributes.get(name, ""), _NO_RAW) is not _NO_RAW
+
     def value(self, fields: object, name: str) -> object:
         """One field's value; None where there is none, it cannot be read, or it is not one of this reader's."""
         raw = getattr(fields, self._attributes.get(name, ""), _NO_RAW)
@@ -54,7 +58,7 @@ def decoded(data: bytes | msgspec.Raw) -> object:
 def reader_for(sources: Iterable[str]) -> FieldReader:
     """A reader of what routing needs: the model, and the fields that tell a conversation or are looked at by these sources."""
     added = (name.removeprefix("body:").partition(".")[0] for name in sources if name.startswith("body:"))
-    return FieldReader(["model", *FIELDS, *added])
+    return FieldReader(["model", *FIELDS, "return_token_ids", *added])
 
 
 class Request:
@@ -98,6 +102,10 @@ class Request:
             self._scanned = True
             self._fields = None if not self.body or self._is_multipart else self._reader.read(self.body)
         return None if self._fields is None else self._reader.value(self._fields, name)
+
+    def has(self, name: str) -> bool:
+        """Whether the JSON body has this top-level field, whatever its value; cheaper than reading it."""
+        return self.field("model") is not None and self._reader.has(self._fields, name)
 
     @property
     def model(self) -> str | None:

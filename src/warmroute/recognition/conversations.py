@@ -14,8 +14,8 @@ on with more often is one that many conversations share (examples before a quest
 
 _MOST_HOLDERS = 64
 """Conversations with the very same history that are told apart."""
-_MOST_LENGTHS = 8
-"""Texts with the same beginning that are told apart."""
+_MOST_LENGTHS = 128
+"""Lengths of texts with the same beginning that are told apart."""
 
 
 class Match(StrEnum):
@@ -25,7 +25,7 @@ class Match(StrEnum):
     NEXT = "next"  # the turn after the last answer
     BRANCH = "branch"  # a history that was already gone on with differently
     SHARED = "shared"  # a beginning that many conversations share
-    OPENING = "opening"  # only what came before the first answer is known, since the client changed the answers
+    ASKED = "asked"  # what was asked is known, and its answer is not, since the client changed it
 
 
 class Found(NamedTuple):
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 class _Position:
-    """After one answer: the sessions whose last answer it is, and who went on from here last."""
+    """After one answer that passed here: the sessions whose last one it is, and who went on from here last."""
 
     __slots__ = ("branches", "holders", "last")
 
@@ -47,7 +47,9 @@ class _Position:
         self.branches = 0
 
 
-class _Opening:
+class _Asked:
+    """One question with all that came before it: who asked it last, and how many have."""
+
     __slots__ = ("last", "sessions")
 
     def __init__(self, last: bytes) -> None:
@@ -58,29 +60,29 @@ class _Opening:
 class Conversations:
     """Looks histories up from their end; every change is synchronous and whole.
 
-    An entry is made for each answer, for each message that followed one and for each opening. Conversations with equal
-    histories are interchangeable, cache and all: the next turn of any of them takes one that has not gone on yet, so that
-    each keeps one of its own from then on.
+    An entry is made for each question, with all that came before it, and for each answer that passed. Answers that only a
+    request tells of (examples, a greeting, a history from elsewhere) name no conversation, since any number may have them.
+    Conversations with equal histories are interchangeable, cache and all: the next turn of any of them takes one that has
+    not gone on yet, so that each keeps one of its own from then on.
     """
 
     def __init__(self, clock: Callable[[], float], *, idle_expiry: float, limit: int) -> None:
         """`limit` bounds the entries altogether, some 0.2 KB each; a turn makes two."""
         third = max(1, limit // 3)
         self._positions: Recent[_Position] = Recent(clock, expiry=idle_expiry, limit=third)
-        self._followed: Recent[bytes] = Recent(clock, expiry=idle_expiry, limit=third)
-        self._openings: Recent[_Opening] = Recent(clock, expiry=idle_expiry, limit=third)
+        self._asked: Recent[_Asked] = Recent(clock, expiry=idle_expiry, limit=third)
         self._lengths: Recent[tuple[int, ...]] = Recent(clock, expiry=idle_expiry, limit=third)
 
     def __repr__(self) -> str:
         return f"<Conversations {len(self)} entries>"
 
     def __len__(self) -> int:
-        return len(self._positions) + len(self._followed) + len(self._openings)
+        return len(self._positions) + len(self._asked) + len(self._lengths)
 
     @property
     def evicted(self) -> int:
         """Entries that were forgotten for lack of room."""
-        return self._positions.evicted + self._followed.evicted + self._openings.evicted
+        return self._positions.evicted + self._asked.evicted + self._lengths.evicted
 
     def find(self, history: History) -> Found | None:
         """The session with the longest known part of this history; changes nothing."""
@@ -88,30 +90,36 @@ class Conversations:
             self._split(history)
         digests = history.all()
         for at in reversed(history.answers):
-            if at + 1 < len(digests) and (session := self._followed.get(digests[at + 1])) is not None:
-                return Found(session, Match.AGAIN, at)
             position = self._positions.get(digests[at])
-            if position is None:
-                continue
-            if position.holders:
-                return Found(position.holders[0], Match.NEXT, at)
-            branch = position.branches < BRANCHES
-            return Found(position.last, Match.BRANCH if branch else Match.SHARED, at)
-        if history.answers and (digest := history.opening) is not None:
-            opening = self._openings.get(digest)
-            if opening is not None and opening.sessions <= BRANCHES:
-                return Found(opening.last, Match.OPENING, -1)
+            asked = self._asked.get(digests[at - 1]) if position is None and history.is_answer(at) else None
+            if position is not None:
+                return self._after(position, history, at)
+            if asked is not None and asked.sessions <= BRANCHES:
+                return Found(asked.last, Match.ASKED, at)
         return None
 
-    def goes_on(self, history: History, found: Found, session: bytes) -> None:
-        """Note that a session goes on from where a history was found, before anybody else looks."""
+    def _after(self, position: _Position, history: History, at: int) -> Found:
+        if position.branches >= BRANCHES and not position.holders:
+            return Found(position.last, Match.SHARED, at)
+        again = self._asked.get(history.digests[-1]) if at == history.answers[-1] else None
+        if again is not None and at + 1 < len(history.digests):
+            return Found(again.last, Match.AGAIN, at)
+        if position.holders:
+            return Found(position.holders[0], Match.NEXT, at)
+        return Found(position.last, Match.BRANCH, at)
+
+    def goes_on(self, history: History, found: Found | None, session: bytes) -> None:
+        """Note what a session asks, and where it goes on from, before anybody else looks."""
         digests = history.digests
-        if found.at < 0:
-            return
-        if found.at + 1 < len(digests):
-            self._followed.put(digests[found.at + 1], session)
-        position = self._positions.get(digests[found.at])
-        if position is None:
+        asked = self._asked.get(digests[-1])
+        if asked is None:
+            asked = _Asked(session)
+        elif asked.last != session:
+            asked.last = session
+            asked.sessions += 1
+        self._asked.put(digests[-1], asked)
+        position = self._positions.get(digests[found.at]) if found is not None else None
+        if found is None or position is None:
             return
         if found.match in (Match.BRANCH, Match.SHARED):
             position.branches += 1
@@ -119,22 +127,6 @@ class Conversations:
             position.holders.remove(found.session)
         position.last = session
         self._positions.put(digests[found.at], position)
-
-    def served(self, history: History, found: Found | None, session: bytes) -> None:
-        """Note what a session's request said, once a backend has begun to answer it."""
-        digests = history.digests
-        known = found.at if found is not None else -1
-        for at in history.answers:
-            if at > known and self._positions.get(digests[at]) is None:
-                self._positions.put(digests[at], _Position(session))
-        if (digest := history.opening) is not None:
-            opening = self._openings.get(digest)
-            if opening is None:
-                opening = _Opening(session)
-            elif opening.last != session:
-                opening.last = session
-                opening.sessions += 1
-            self._openings.put(digest, opening)
 
     def answered(self, history: History, answer: Message, session: bytes) -> None:
         """Note a whole answer: the next turn's request will have it in its history."""
@@ -144,13 +136,14 @@ class Conversations:
             position.holders.append(session)
         self._positions.put(digest, position)
         if isinstance(history, TextHistory):
-            known = self._lengths.get(history.anchor) or ()
-            self._lengths.put(history.anchor, (history.length, *known)[:_MOST_LENGTHS])
+            anchor, length = history.known
+            others = (other for other in self._lengths.get(anchor) or () if other != length)
+            self._lengths.put(anchor, (length, *others)[:_MOST_LENGTHS])
 
     def _split(self, text: TextHistory) -> None:
         """Find the longest known text that this one begins with."""
-        for head in (*reversed(text.heads), text.start):
-            for length in sorted(self._lengths.get(head) or (), reverse=True):
-                if text.split(length) and self._positions.get(text.digests[0]) is not None:
+        for cut in reversed(range(len(text.cuts))):
+            for length in sorted(self._lengths.get(text.cuts[cut]) or (), reverse=True):
+                if text.split(cut, length) and self._positions.get(text.digests[0]) is not None:
                     return
         text.join()

@@ -18,6 +18,7 @@ class Recent(Generic[Value]):
         self._clock = clock
         self._expiry = expiry
         self._half = max(1, limit // 2)
+        self._keeps_old = limit > 1
         self._young: dict[bytes, Value] = {}
         self._old: dict[bytes, Value] = {}
         self._born = clock()
@@ -38,11 +39,11 @@ class Recent(Generic[Value]):
     def put(self, key: bytes, value: Value) -> None:
         """Hold an entry, and from now on for `expiry` at least, if there is room."""
         self._age()
+        self._old.pop(key, None)
         if len(self._young) >= self._half and key not in self._young:
-            self.evicted += len(self._old)
+            self.evicted += len(self._old) if self._keeps_old else len(self._young)
             self._turn()
         self._young[key] = value
-        self._old.pop(key, None)
 
     def _age(self) -> None:
         while self._young or self._old:
@@ -52,5 +53,5 @@ class Recent(Generic[Value]):
         self._born = self._clock()
 
     def _turn(self, born: float | None = None) -> None:
-        self._old, self._young = self._young, {}
+        self._old, self._young = self._young if self._keeps_old else {}, {}
         self._born = self._clock() if born is None else born

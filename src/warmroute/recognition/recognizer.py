@@ -100,7 +100,7 @@ class Recognizer:
         named = turn.session = turn.named = self._known(session)
         history = _history(turn.shape, view, model, messages)
         if history is not None:
-            turn.begun = bool(history.answers)
+            turn.begun = history.begun
             if not isinstance(history, TextHistory):
                 turn.opening = history.opening
             child = self.memory.threads.child(named.key, turn.opening, begun=turn.begun)
@@ -118,11 +118,10 @@ class Recognizer:
 
     def _near(self, session: Session, found: Found | None) -> Near | None:
         """Where a session that is new under its id may find its history, or that of the one it came from."""
-        if found is not None and found.session != session.key:
+        if found is not None and found.session != session.key and found.match is not Match.SHARED:
             place = self._place(found.session)
             if place is not None:
-                certain = found.match in (Match.AGAIN, Match.NEXT, Match.BRANCH)
-                return Near(Reason.HISTORY if certain else Reason.NEAR_PARENT, (place,))
+                return Near(Reason.NEAR_PARENT if found.match is Match.ASKED else Reason.HISTORY, (place,))
         place = self.memory.places.get(session.key)
         if place is not None:
             return Near(Reason.HISTORY, (place,))
@@ -146,9 +145,6 @@ class Recognizer:
             return
         turn.new = True
         turn.session = self._known(Session(self._nonce(), CONTENT))
-        if found is not None and (place := self._place(found.session)) is not None:
-            turn.wishes = Wishes(near=Near(Reason.NEAR_PARENT, (place,)))
-            return
         turn.heads = tuple(head_digests(history.start, tools_text(view.field), messages))
         places = self.memory.heads.find(turn.heads)
         if places:
@@ -184,7 +180,7 @@ class Recognizer:
             adopted = turn.new and turn.found is not None and self._source_of(turn.found.session) == turn.named.source
             memory.threads.seen(turn.named.key, turn.opening, begun=turn.begun)
             memory.guards.used(turn.named, adopted=adopted, known=not turn.new)
-        if turn.found is not None and turn.history is not None and turn.session is not None:
+        if turn.history is not None and turn.session is not None:
             memory.conversations.goes_on(turn.history, turn.found, turn.session.key)
 
     def served(self, turn: Turn, decision: Decision) -> None:
@@ -193,8 +189,6 @@ class Recognizer:
             return
         if turn.new and (turn.session.source == CONTENT or turn.session.parent):
             self.memory.places.put(turn.session.key, Place(decision.backend, decision.engine))
-        if turn.history is not None:
-            self.memory.conversations.served(turn.history, turn.found, turn.session.key)
         if turn.heads:
             self.memory.heads.served(turn.heads, Place(decision.backend, decision.engine))
 

@@ -1,0 +1,299 @@
+"""Going on with a stream whose backend died: by the tokens it had, since text does not tokenize back to the same ones."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from .messages import Shape
+
+ASK = b'"return_token_ids":true,'
+"""Put into a request's body, so that vLLM tells the tokens of prompt and answer."""
+
+_PROMPT_IDS = b'"prompt_token_ids":['
+_IDS = b'"token_ids":['
+_MAX_EVENT = 8 << 20
+"""Bytes of one event that are held until it is whole; the first one is as long as the prompt's ids."""
+
+_CARRIED = frozenset(
+    {
+        *("model", "user", "priority", "cache_salt", "vllm_xargs", "session_id", "stream_options"),
+        *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
+        *("logit_bias", "allowed_token_ids", "truncate_prompt_tokens", "detokenize", "length_penalty"),
+    }
+)
+"""Fields that mean the same for the rest of an answer as for the whole. (A repetition penalty counts the prompt too.)"""
+
+_DONE_WITH = frozenset(
+    {
+        *("messages", "prompt", "stream", "max_tokens", "max_completion_tokens", "min_tokens", "return_token_ids"),
+        *("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "documents"),
+        *("add_special_tokens", "reasoning_effort", "include_reasoning", "parallel_tool_calls", "metadata", "store"),
+        *("service_tier", "safety_identifier", "prompt_cache_key", "litellm_session_id", "session_params"),
+        *("conversation", "conversation_id", "request_id", "mm_processor_kwargs", "verbosity"),
+    }
+)
+"""Fields that have had their effect on the prompt, that are set anew, or that have none on the tokens."""
+
+_ONLY_AS: Mapping[str, Callable[[Any], bool]] = {
+    "n": lambda value: value == 1,
+    "best_of": lambda value: value in (0, 1),
+    "echo": lambda value: value is False,
+    "suffix": lambda value: value == "",
+    "logprobs": lambda value: value is False,
+    "top_logprobs": lambda value: value == 0,
+    "prompt_logprobs": lambda value: False,
+    "presence_penalty": lambda value: value == 0,
+    "frequency_penalty": lambda value: value == 0,
+    "stop": lambda value: value in ([], ""),
+    "tools": lambda value: value == [],
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
+    "use_beam_search": lambda value: value is False,
+}
+"""Fields that only with these values (or null) let an answer be gone on with exactly."""
+
+
+class Why(StrEnum):
+    """Why a stream that broke off was not gone on with. A closed set: it labels metrics."""
+
+    OFF = "off"  # resume is switched off
+    PROTOCOL = "protocol"  # not a stream of chat or completions, whose tokens vLLM tells
+    TOKENS_UNKNOWN = "tokens_unknown"  # the backend did not tell its tokens
+    REASONING = "reasoning"  # cut while the model was thinking
+    FIELD = "field"  # the request has a field that cannot be carried over the cut exactly
+    LENGTH = "length"  # how long the answer may become is not known
+    FAILED = "failed"  # the backends that were asked to go on failed too
+
+
+def ask(shape: Shape | None, body: bytes, *, stream: bool, told: bool, tools: bool, limit: int) -> bytes | None:
+    """The body with the question for tokens put in, or None where it would be of no use.
+
+    `stream`: the client wants a stream; `told`: it asks for tokens itself; `tools`: it offers tools, whose calls could not
+    be told from text after a cut.
+    """
+    if shape not in (Shape.CHAT, Shape.COMPLETIONS) or not stream or told or tools or len(body) > limit:
+        return None
+    at = body.find(b"{")
+    return None if at < 0 else body[: at + 1] + ASK + body[at + 1 :]
+
+
+class TokenTap:
+    """Takes the tokens out of a stream's events on their way to the client, which sees what it would without the question.
+
+    `prompt` holds the ids of the prompt as they came, b"" until they have come; `ids` those of the answer, an item an event;
+    `flushed` counts the items whose text has reached the client whole.
+    """
+
+    __slots__ = ("_rest", "finished", "first", "flushed", "ids", "prompt", "reasoning", "usage_sent")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.prompt = b""
+        self.ids: list[bytes] = []
+        self.flushed = 0
+        self.reasoning = False
+        self.finished = False
+        self.usage_sent = False
+        self.first = b""
+
+    def __repr__(self) -> str:
+        return f"<TokenTap {len(self.ids)} events with tokens, {self.flushed} flushed>"
+
+    @property
+    def clean(self) -> bool:
+        """Whether no part of an event is held."""
+        return not self._rest
+
+    def take(self, data: bytes) -> bytes:
+        """Take bytes of the stream; returns what the client gets: whole events, with null where the tokens were."""
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        if not data.endswith(b"\n\n"):
+            whole, blank, self._rest = data.rpartition(b"\n\n")
+            data = whole + blank
+            if len(self._rest) > _MAX_EVENT:
+                data, self._rest = data + self._rest, b""
+        if not self.first and data:
+            data = self._begin(data)
+        at = data.find(_IDS)
+        return data if at < 0 and b'"finish_reason":"' not in data and b'"usage":{' not in data else self._events(data)
+
+    def _begin(self, data: bytes) -> bytes:
+        """The first events: what they say of the answer as a whole, and the prompt's tokens."""
+        at = data.find(_PROMPT_IDS)
+        if at >= 0:
+            end = data.find(b"]", at)
+            self.prompt = data[at + len(_PROMPT_IDS) : end]
+            data = data[: at + len(_PROMPT_IDS) - 1] + b"null" + data[end + 1 :]
+        self.first = data.partition(b"\n\n")[0]
+        return data
+
+    def _events(self, data: bytes) -> bytes:
+        taken = []
+        for event in data.split(b"\n\n"):
+            at = event.find(_IDS)
+            if at >= 0:
+                end = event.find(b"]", at)
+                self.ids.append(event[at + len(_IDS) : end])
+                self._flush(event)
+                event = event[: at + len(_IDS) - 1] + b"null" + event[end + 1 :]
+            self.finished = self.finished or b'"finish_reason":"' in event
+            self.usage_sent = self.usage_sent or (b'"choices":[]' in event and b'"usage":{' in event)
+            taken.append(event)
+        return b"\n\n".join(taken)
+
+    def _flush(self, event: bytes) -> None:
+        """Tokens are flushed once text comes: until a character is whole, vLLM sends its tokens with an empty text."""
+        said = b'"content":"' in event or b'"text":"' in event
+        if said and b'"content":""' not in event and b'"text":""' not in event:
+            self.flushed = len(self.ids)
+            self.reasoning = False
+        elif b'"reasoning":"' in event or b'"reasoning_content":"' in event:
+            self.reasoning = True
+
+    def drop(self) -> None:
+        """Forget a part of an event that its backend did not finish."""
+        self._rest = b""
+
+    def tokens(self) -> list[int]:
+        """The answer's tokens whose text the client has."""
+        return [int(number) for item in self.ids[: self.flushed] for number in item.split(b",") if number.strip()]
+
+
+class Rest(NamedTuple):
+    """What is still to come of an answer: the body that asks for it, and how its events become those of the stream."""
+
+    body: bytes
+    events: "RestEvents"
+
+
+def rest_of(shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None, context: int | None) -> Rest | Why:
+    """The request for the rest of a broken stream, or why there is none.
+
+    `body` is the client's request; `context` the model's longest prompt and answer together, None where not known.
+    """
+    if shape not in (Shape.CHAT, Shape.COMPLETIONS):
+        return Why.PROTOCOL
+    if tap is None or not tap.prompt or not tap.first:
+        return Why.TOKENS_UNKNOWN
+    if tap.reasoning:
+        return Why.REASONING
+    if not all(_carries(name, value) for name, value in body.items()) or _has_media(body.get("messages")):
+        return Why.FIELD
+    prompt = [int(number) for number in tap.prompt.split(b",")]
+    said = tap.tokens()
+    most = body.get("max_completion_tokens") or body.get("max_tokens")
+    if most is None:
+        most = 16 if shape is Shape.COMPLETIONS else None if context is None else context - len(prompt)
+    if not isinstance(most, int) or most <= len(said):
+        return Why.LENGTH
+    asked = {name: body[name] for name in _CARRIED if body.get(name) is not None}
+    asked |= {"prompt": prompt + said, "max_tokens": most - len(said), "stream": True, "return_token_ids": True}
+    least = body.get("min_tokens")
+    if isinstance(least, int) and least > len(said):
+        asked["min_tokens"] = least - len(said)
+    return Rest(json.dumps(asked).encode(), RestEvents(shape, tap, len(prompt), len(said)))
+
+
+def end_of(shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None) -> bytes | None:
+    """What is missing of a stream whose backend died after the answer's last token was told; None if more is missing."""
+    if tap is None or not tap.finished or not tap.first or not tap.prompt:
+        return None
+    options = body.get("stream_options")
+    end = b"data: [DONE]\n\n"
+    if not isinstance(options, dict) or not options.get("include_usage") or tap.usage_sent:
+        return end
+    prompt, said = (sum(len(item.split(b",")) for item in items if item) for items in ([tap.prompt], tap.ids))
+    usage = {"prompt_tokens": prompt, "total_tokens": prompt + said, "completion_tokens": said}
+    shown = {**_frame(tap), "choices": [], "usage": usage}
+    return b"data: " + json.dumps(shown, separators=(",", ":")).encode() + b"\n\n" + end
+
+
+def _frame(tap: TokenTap) -> dict[str, Any]:
+    """What all events of a stream have alike."""
+    begun = json.loads(tap.first.partition(b"data:")[2])
+    return {name: begun[name] for name in ("id", "object", "created", "model") if name in begun}
+
+
+def _carries(name: str, value: object) -> bool:
+    """Whether a field lets the answer be gone on with exactly. One that is not known here does not."""
+    if value is None or name in _CARRIED or name in _DONE_WITH:
+        return True
+    return name in _ONLY_AS and _ONLY_AS[name](value)
+
+
+def _has_media(messages: object) -> bool:
+    """Whether some message holds more than text: what an image became cannot be told in tokens."""
+    return isinstance(messages, list) and any(
+        isinstance(part, dict) and part.get("type") not in ("text", None)
+        for message in messages
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+
+
+class RestEvents:
+    """Makes the events of a continuation those of the stream that broke: same id, no second beginning, usage added."""
+
+    def __init__(self, shape: Shape, tap: TokenTap, prompt: int, said: int) -> None:
+        self._shape = shape
+        self._tap = tap
+        self._prompt, self._said = prompt, said
+        self._buffer = b""
+        self._frame = _frame(tap)
+        tap.drop()
+        del tap.ids[tap.flushed :]
+        self.tokens = 0
+        self.done = False
+
+    def __repr__(self) -> str:
+        return f"<RestEvents {self.tokens} tokens{' done' if self.done else ''}>"
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes of the continuation; return events for the client. Raises ValueError for what is no such stream."""
+        *events, self._buffer = (self._buffer + data).split(b"\n\n")
+        return b"".join(self._event(event) for event in events)
+
+    def _event(self, event: bytes) -> bytes:
+        if not event.startswith(b"data:"):
+            return event + b"\n\n"  # a comment that keeps the connection alive
+        data = event[5:].strip()
+        if data == b"[DONE]":
+            self.done = True
+            return event + b"\n\n"
+        value = json.loads(data)
+        if "error" in value:
+            raise ValueError(str(value["error"])[:200])
+        shown = {**self._frame, "choices": [c for choice in value["choices"] for c in self._choice(choice)]}
+        if isinstance(value.get("usage"), dict):
+            shown["usage"] = self._usage(value["usage"])
+        if not shown["choices"] and "usage" not in shown:
+            return b""
+        return b"data: " + json.dumps(shown, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+
+    def _choice(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        text, reason, ids = choice.get("text") or "", choice.get("finish_reason"), choice.get("token_ids") or []
+        self.tokens += len(ids)
+        if ids:
+            self._tap.ids.append(",".join(map(str, ids)).encode())
+        if text:
+            self._tap.flushed = len(self._tap.ids)
+        self._tap.finished = self._tap.finished or reason is not None
+        same = {"logprobs": None, "finish_reason": reason, "stop_reason": choice.get("stop_reason"), "token_ids": None}
+        if self._shape is Shape.COMPLETIONS:
+            yield {"index": 0, "text": text, **same}
+        elif text or reason is not None:
+            yield {"index": 0, "delta": {"content": text}, **same}
+
+    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """Tokens of the whole answer: those said before count as the answer's and not as the prompt's."""
+        completion = (usage.get("completion_tokens") or 0) + self._said
+        told = {**usage, "prompt_tokens": self._prompt, "completion_tokens": completion}
+        told["total_tokens"] = self._prompt + completion
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
+            told["prompt_tokens_details"] = {**details, "cached_tokens": min(details["cached_tokens"], self._prompt)}
+        return told
