@@ -40,6 +40,7 @@ from .proxy.handler import Handler
 from .proxy.placement import Placement
 from .proxy.pool import Pool
 from .proxy.request import decoded, reader_for
+from .proxy.resume import Resumer
 from .proxy.server import DataProtocol
 from .recognition.memory import remember
 from .recognition.recognizer import Recognizer
@@ -197,6 +198,14 @@ class Router:
             clock=clock,
             secret=self._secret,
             recognizer=self.recognizer,
+            resumer=Resumer(
+                registry=self.registry,
+                placement=placement,
+                pools=self._pools,
+                backend_failed=self._backend_failed,
+                enabled=config.resume.enabled,
+                body_limit=config.resume.max_body,
+            ),
             reader=reader,
             body_limit=config.limits.body,
             response_headers=config.response_headers,

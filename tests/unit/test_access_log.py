@@ -62,6 +62,7 @@ def test_json_has_every_field_in_a_fixed_order() -> None:
         "bytes_in": 10,
         "bytes_out": 2000,
         "aborted": False,
+        "resumed": None,
     }
 
 

@@ -18,6 +18,7 @@ ALL = {
     "own_fault": (errors.own_fault("no file descriptor is left"), 503, "router_unavailable"),
     "broke_off": (errors.broke_off("the connection to a broke"), 502, "backend_failed"),
     "internal": (errors.internal(), 500, "router_error"),
+    "owner_gone": (errors.owner_gone("b1"), 503, "response_owner_unavailable"),
 }
 ANTHROPIC_TYPES = {
     "not_found": "not_found_error",
@@ -29,6 +30,7 @@ ANTHROPIC_TYPES = {
     "own_fault": "overloaded_error",
     "broke_off": "api_error",
     "internal": "api_error",
+    "owner_gone": "overloaded_error",
 }
 
 every = pytest.mark.parametrize("name", list(ALL))
@@ -98,7 +100,7 @@ def test_waiting_is_advised_where_it_helps_and_only_there(name: str) -> None:
     error = ALL[name][0]
     headers = dict(error.headers())
     assert headers[b"content-type"] == b"application/json"
-    waits = {"none_available": b"2", "all_failed": b"1", "own_fault": b"1"}
+    waits = {"none_available": b"2", "all_failed": b"1", "own_fault": b"1", "owner_gone": b"2"}
     assert headers.get(b"retry-after") == waits.get(name)
     assert headers.get(b"allow") == (b"GET, HEAD" if name == "method_not_allowed" else None)
 

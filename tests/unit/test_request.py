@@ -111,8 +111,10 @@ def test_every_field_is_what_json_says(fields: dict[str, object], ascii_only: bo
 
 
 def test_only_the_fields_that_routing_looks_at_are_read() -> None:
-    found = request(b'{"messages":[1],"model":"m","metadata":{"user_id":"u"}}')
-    assert (found.field("messages"), found.field("model"), found.field("metadata")) == (None, "m", {"user_id": "u"})
+    found = request(b'{"logit_bias":[1],"model":"m","metadata":{"user_id":"u"}}')
+    assert (found.field("logit_bias"), found.field("model"), found.field("metadata")) == (None, "m", {"user_id": "u"})
+    assert (found.has("logit_bias"), found.has("tools"), found.has("metadata")) == (False, False, True)
+    assert request(b'{"model":"m","tools":null}').has("tools")
 
 
 def test_looking_for_the_model_of_an_upload_takes_no_longer_for_a_crafted_one() -> None:

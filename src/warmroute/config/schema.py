@@ -141,6 +141,13 @@ class UpstreamConfig(_Section):
     keepalive_expiry: Annotated[Seconds, Field(lt=5)] = 3.0
 
 
+class ResumeConfig(_Section):
+    """Going on with a stream on another server when its own has died. vLLM is asked for the tokens of streamed answers."""
+
+    enabled: bool = True
+    max_body: Bytes = 1 << 20
+
+
 class MetricsConfig(_Section):
     """What is read from the backends' /metrics, and which of their own series the router passes on.
 
@@ -236,6 +243,7 @@ class Config(_Section):
     affinity: AffinityConfig = AffinityConfig()
     health: HealthConfig = HealthConfig()
     upstream: UpstreamConfig = UpstreamConfig()
+    resume: ResumeConfig = ResumeConfig()
     metrics: MetricsConfig = MetricsConfig()
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -59,6 +59,7 @@ class Why(StrEnum):
     """Why a stream that broke off was not gone on with. A closed set: it labels metrics."""
 
     OFF = "off"  # resume is switched off
+    STOPPING = "stopping"  # the router itself ended it
     PROTOCOL = "protocol"  # not a stream of chat or completions, whose tokens vLLM tells
     TOKENS_UNKNOWN = "tokens_unknown"  # the backend did not tell its tokens
     REASONING = "reasoning"  # cut while the model was thinking
@@ -107,7 +108,12 @@ class TokenTap:
         return not self._rest
 
     def take(self, data: bytes) -> bytes:
-        """Take bytes of the stream; returns what the client gets: whole events, with null where the tokens were."""
+        """Take bytes of the stream; returns what the client gets: whole events, with null where the tokens were.
+
+        A backend that tells no tokens has its bytes passed as they come.
+        """
+        if self.first and not self.prompt:
+            return data
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -118,6 +124,8 @@ class TokenTap:
                 data, self._rest = data + self._rest, b""
         if not self.first and data:
             data = self._begin(data)
+            if not self.prompt:
+                data, self._rest = data + self._rest, b""
         at = data.find(_IDS)
         return data if at < 0 and b'"finish_reason":"' not in data and b'"usage":{' not in data else self._events(data)
 

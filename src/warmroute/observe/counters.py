@@ -49,6 +49,7 @@ class RequestCounters:
     retries: Counter[str] = field(default_factory=Counter)
     refused_keys: Counter[tuple[str, str]] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)
+    resumes: Counter[str] = field(default_factory=Counter)
     client_aborts: int = 0
     log_lines_dropped: Callable[[], int] = lambda: 0
     internal_errors: Counter[str] = field(default_factory=Counter)
@@ -68,6 +69,8 @@ class RequestCounters:
                 self.retries["stale" if failure.stale else failure.kind] += 1
         for refused in record.refused_keys:
             self.refused_keys[refused] += 1
+        if record.resumed is not None:
+            self.resumes[record.resumed] += 1
         if record.aborted:
             self.client_aborts += 1
         self._histogram(self.duration, backend).observe(record.duration_s)

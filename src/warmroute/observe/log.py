@@ -30,6 +30,7 @@ def as_text(record: RequestRecord) -> str:
     first = "" if record.first_byte_s is None else f" first byte {record.first_byte_s * 1e3:.0f} ms"
     engine = "" if record.engine is None else f"/{record.engine}"
     ends = " client left" if record.aborted else ""
+    ends += f" broke off: {record.resumed}" if record.resumed else ""
     tried = f" attempts {record.attempts} ({'; '.join(record.reasons())})" if record.failures else ""
     return (
         f"{clock} {record.status} {record.path} -> {record.backend or '-'}{engine} {record.decision}"

@@ -86,6 +86,12 @@ class RouterCollector(Collector):
         for labels, count in counters.refused_keys.items():
             refused.add_metric(labels, count)
         yield refused
+        yield _counter(
+            "warmroute_broken_streams_total",
+            "Streams whose backend died after content, by how they were gone on with (resumed) or why not",
+            "outcome",
+            counters.resumes,
+        )
         yield CounterMetricFamily(
             "warmroute_client_aborts_total",
             "Clients that left before their answer was whole",

@@ -10,7 +10,8 @@ from ..core.usage import NO_USAGE, Usage
 class RequestRecord:
     """One request. Times are seconds since its arrival (`started` is the clock at arrival); None where it never happened.
 
-    `path` is a route's label and never what a client typed; `session` is a keyed digest and never an id.
+    `path` is a route's label and never what a client typed; `session` is a keyed digest and never an id. `resumed` says how a
+    stream that broke off was gone on with: "resumed", or why not.
     """
 
     id: str
@@ -34,6 +35,7 @@ class RequestRecord:
     bytes_out: int = 0
     aborted: bool = False
     moved: bool = False
+    resumed: str | None = None
     failures: list[tuple[str, Failure]] = field(default_factory=list)
 
     def reasons(self) -> list[str]:
@@ -64,6 +66,7 @@ class RequestRecord:
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "aborted": self.aborted,
+            "resumed": self.resumed,
         }
 
 

@@ -18,7 +18,7 @@ class Client:
     `finished` is True once the last byte of an answer was handed over; `bytes_out` counts its body.
     """
 
-    __slots__ = ("_on_gone", "bytes_out", "connection", "finished", "gone", "send", "started")
+    __slots__ = ("_on_gone", "bytes_out", "connection", "finished", "gone", "has_length", "send", "started")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.connection: DataProtocol = scope["extensions"][EXTENSION]
@@ -26,6 +26,7 @@ class Client:
         self._on_gone: Callable[[], None] | None = None
         self.gone = False
         self.started = False
+        self.has_length = False
         self.finished = False
         self.bytes_out = 0
 
@@ -50,6 +51,7 @@ class Client:
     async def start(self, status: int, headers: Headers) -> None:
         """Send the head; it travels with the first part of the body, which must follow at once."""
         self.started = True
+        self.has_length = any(name == b"content-length" for name, _ in headers)
         self.connection.corked.cork()
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -6,43 +6,32 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ..core.headers import first_values, request_head, request_id, response_headers
 from ..core.identity import digest
 from ..core.model import Decision, Failure, Phase, Reason
 from ..core.relay import Relay, RelayState
+from ..core.resume import TokenTap
 from ..core.retry import Verdict, verdict
 from ..core.routes import Protocol, Route, response_id
 from ..fleet.registry import Registry
 from ..observe.record import RequestRecord
-from ..recognition.recognizer import Recognizer, Turn
+from ..recognition.recognizer import Recognizer
 from . import errors
 from .client import Client, Outflow, Receive, Scope
 from .connection import ClientGone, Connection, UpstreamError
 from .errors import RouterError
+from .in_flight import InFlight
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
 from .request import BodyTooLarge, ClientLeft, FieldReader, Request, read_body
+from .resume import Resumer
 
 log = logging.getLogger("warmroute.proxy")
 
 _CLIENT_CLOSED_REQUEST = 499
 """Status in log and metrics of a request whose client left before an answer (nginx's number); never sent."""
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """What one request has come to: everything that its hops hand on."""
-
-    request: Request
-    protocol: Protocol
-    client: Client
-    record: RequestRecord
-    turn: Turn
-    model: str | None = None
-    exclude: set[str] = field(default_factory=set)
-    sent: int = 0
 
 
 class Handler:
@@ -59,6 +48,7 @@ class Handler:
         clock: Callable[[], float],
         secret: bytes,
         recognizer: Recognizer,
+        resumer: Resumer,
         reader: FieldReader,
         body_limit: int,
         response_headers: bool,
@@ -71,6 +61,7 @@ class Handler:
         self._clock = clock
         self._secret = secret
         self._recognizer = recognizer
+        self._resumer = resumer
         self._reader = reader
         self._body_limit = body_limit
         self._tell = response_headers
@@ -94,8 +85,11 @@ class Handler:
             request = Request(record.method, _target(scope), route.label, headers, named, body, self._reader)
             model = self._placement.model_of(request.model)
             turn = self._recognizer.recognise(request, route, model, response_id(route, scope["raw_path"]))
+            asking = self._resumer.with_question(request, route.shape)
             with client:
-                await self._serve(_Exchange(request, route.protocol, client, record, turn, model))
+                await self._serve(
+                    InFlight(request, route, client, record, turn, model, asking or request.body, asking is not None)
+                )
         except (ClientLeft, ClientGone):
             record.aborted = True
         except asyncio.CancelledError:
@@ -113,7 +107,7 @@ class Handler:
             record.duration_s = self._clock() - record.started
             self._settle(record)
 
-    async def _serve(self, x: _Exchange) -> None:
+    async def _serve(self, x: InFlight) -> None:
         turn, record = x.turn, x.record
         if turn.refused:
             record.refused_keys = turn.refused
@@ -133,15 +127,18 @@ class Handler:
                 failure = await self._attempt(x, placed)
             if failure is None:
                 return
-            self._placement.withdraw(x.turn.session, placed.decision)
             x.exclude.add(placed.backend)
+            if failure.phase is Phase.STREAM:
+                await self._broke_off(x, failure)
+                return
+            self._placement.withdraw(x.turn.session, placed.decision)
             if verdict(failure, sent=x.sent) is not Verdict.OTHER:
                 error = errors.own_fault(failure.detail) if failure.own else errors.all_failed(x.record.reasons())
-                await self._answer(x.client, x.record, error, x.protocol)
+                await self._answer(x.client, x.record, error, x.route.protocol)
                 return
 
-    async def _attempt(self, x: _Exchange, placed: Placed) -> Failure | None:
-        """Try one backend: None once the client has its answer (or its end), else why the next one may be asked."""
+    async def _attempt(self, x: InFlight, placed: Placed) -> Failure | None:
+        """Try one backend: None once the client has its answer, else why it has none, or (Phase.STREAM) only a part of it."""
         pool = self._pools[placed.backend]
         counted = False
         fresh = False
@@ -165,7 +162,7 @@ class Handler:
                 return failure
             fresh = True
 
-    async def _exchange(self, x: _Exchange, placed: Placed, connection: Connection) -> None:
+    async def _exchange(self, x: InFlight, placed: Placed, connection: Connection) -> None:
         if x.client.gone:
             raise ClientGone
         pool = self._pools[placed.backend]
@@ -178,31 +175,29 @@ class Handler:
             pool.base_path + request.target,
             request.headers,
             host=pool.host_header,
-            body_length=len(request.body) if request.body or request.method == "POST" else None,
+            body_length=len(x.body) if x.body or request.method == "POST" else None,
             extra=extra,
         )
-        connection.send(head, request.body, head_only=request.method == "HEAD")
+        connection.send(head, x.body, head_only=request.method == "HEAD")
         x.client.on_gone(connection.abandon)
         await connection.read_head()
-        relay = Relay(connection.status, connection.named)
-        listener = (
-            self._recognizer.listener(x.turn, decision, event_stream=relay.event_stream) if relay.readable else None
-        )
-        if listener is not None:
-            relay.listener = listener.hear
+        relay = x.relay = Relay(connection.status, connection.named)
+        if relay.readable:
+            x.listener = self._recognizer.listener(x.turn, decision, event_stream=relay.event_stream)
+            relay.listener = x.listener.hear if x.listener is not None else None
+            relay.tap = TokenTap() if x.asks_tokens and relay.event_stream else None
         try:
             await self._relay(x, decision, connection, relay)
-            if listener is not None:
-                listener.whole()
         except UpstreamError as error:
-            if relay.state is not RelayState.STREAMING:
-                raise
-            plain = relay.event_stream and not connection.named.keys() & {b"content-encoding", b"content-length"}
-            await self._break_off(x, placed, relay, error.failure, plain)
+            if relay.state is RelayState.STREAMING:
+                raise UpstreamError(replace(error.failure, phase=Phase.STREAM)) from None
+            raise
         finally:
             x.record.usage = relay.usage()
+        if x.listener is not None:
+            x.listener.whole()
 
-    async def _relay(self, x: _Exchange, decision: Decision, connection: Connection, relay: Relay) -> None:
+    async def _relay(self, x: InFlight, decision: Decision, connection: Connection, relay: Relay) -> None:
         """Pass the answer on as it comes; the first content settles where the session lives."""
         client = x.client
         out, ended = b"", False
@@ -216,14 +211,14 @@ class Handler:
         await client.body(out, more=not ended)
         if not ended:
             await client.drained()
-            outflow = Outflow(client, relay.note)
+            outflow = Outflow(client, relay.note, relay.tap.take if relay.tap is not None else None)
             try:
                 await connection.pour(outflow, client.drained)
             finally:
                 outflow.settle()
             await client.body(relay.finish(), more=False)
 
-    async def _begin(self, x: _Exchange, decision: Decision, connection: Connection) -> None:
+    async def _begin(self, x: InFlight, decision: Decision, connection: Connection) -> None:
         record = x.record
         record.first_byte_s = self._clock() - record.started
         record.status = connection.status
@@ -235,19 +230,26 @@ class Handler:
         headers = response_headers(connection.headers, connection.status)
         await x.client.start(connection.status, headers + self._told(record))
 
-    async def _break_off(
-        self, x: _Exchange, placed: Placed, relay: Relay, failure: Failure, readable_events: bool
-    ) -> None:
-        """The backend died after content: say so in an event stream, break any other body; never a false end."""
-        failure = replace(failure, phase=Phase.STREAM)
-        x.record.failures.append((placed.backend, failure))
-        self._backend_failed(placed.backend, failure)
-        if readable_events:
+    async def _broke_off(self, x: InFlight, failure: Failure) -> None:
+        """The backend died after content: go on elsewhere, else say so in an event stream, or break any other body off.
+
+        Never a false end. A body that the client can read only as a whole is left without its last byte.
+        """
+        relay = x.relay
+        assert relay is not None
+        why = await self._resumer.go_on(x, failure)
+        x.record.usage = relay.usage()
+        x.record.resumed = "resumed" if why is None else why
+        if why is None:
+            if x.listener is not None:
+                x.listener.whole()
+            await x.client.body(b"", more=False)
+        elif relay.event_stream and relay.readable and not x.client.has_length:
             fresh_line = b"" if relay.ends_on_blank_line else b"\n\n"
-            event = errors.broke_off(failure.detail).event(x.protocol)
+            event = errors.broke_off(failure.detail).event(x.route.protocol)
             await x.client.body(fresh_line + event, more=False)
 
-    async def _refuse(self, x: _Exchange, decision: Decision) -> None:
+    async def _refuse(self, x: InFlight, decision: Decision) -> None:
         x.record.decision = decision.reason
         if any(failure.phase is not Phase.CONNECT for _, failure in x.record.failures):
             error = errors.all_failed(x.record.reasons())
@@ -257,7 +259,7 @@ class Handler:
             error = errors.unknown_model(x.model or "", sorted(self._registry.fleet().models()))
         else:
             error = errors.none_available(self._registry.unavailable())
-        await self._answer(x.client, x.record, error, x.protocol)
+        await self._answer(x.client, x.record, error, x.route.protocol)
 
     async def _answer(self, client: Client, record: RequestRecord, error: RouterError, protocol: Protocol) -> None:
         record.status = error.status

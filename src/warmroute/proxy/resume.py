@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.headers import request_head
+from ..core.messages import Shape
 from ..core.model import Failure, Phase
-from ..core.resume import Rest, TokenTap, Why, ask, end_of, rest_of
+from ..core.resume import Rest, Why, ask, end_of, rest_of
 from ..core.retry import MAX_SENT
 from ..fleet.registry import Registry
-from .connection import UpstreamError
+from .connection import Connection, UpstreamError
 from .in_flight import InFlight
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
@@ -40,12 +41,12 @@ class Resumer:
         self._enabled = enabled
         self._body_limit = body_limit
 
-    def body_with_question(self, request: Request, x_shape: Any) -> bytes | None:
+    def with_question(self, request: Request, shape: Shape | None) -> bytes | None:
         """The request's body with the question for tokens in it; None where its stream could not be gone on with."""
-        if not self._enabled or x_shape is None:
+        if not self._enabled or shape is None:
             return None
         return ask(
-            x_shape,
+            shape,
             request.body,
             stream=request.field("stream") is True,
             told=request.has("return_token_ids"),
@@ -53,10 +54,12 @@ class Resumer:
             limit=self._body_limit,
         )
 
-    async def go_on(self, x: InFlight) -> Why | None:
+    async def go_on(self, x: InFlight, failure: Failure) -> Why | None:
         """Bring the rest of a stream that broke off after content. None if the client has all of it, else why not."""
         if not self._enabled:
             return Why.OFF
+        if failure.own:
+            return Why.STOPPING
         relay, shape = x.relay, x.route.shape
         assert relay is not None
         body = _fields(x.request.body)
@@ -76,15 +79,16 @@ class Resumer:
             if not isinstance(placed, Placed):
                 return Why.FAILED
             with placed.lease:
-                failure = await self._bring(x, placed, rest)
-            if failure is None:
+                again = await self._bring(x, placed, rest)
+            if again is None:
                 x.record.backend, x.record.engine = placed.backend, placed.decision.engine
                 return None
-            x.record.failures.append((placed.backend, failure))
-            self._backend_failed(placed.backend, failure)
+            x.record.failures.append((placed.backend, again))
+            self._backend_failed(placed.backend, again)
             self._placement.withdraw(x.turn.session, placed.decision)
             if rest.events.tokens >= _PROVEN:
                 x.sent = 1
+                x.exclude.clear()
             x.exclude.add(placed.backend)
 
     async def _bring(self, x: InFlight, placed: Placed, rest: Rest) -> Failure | None:
@@ -95,29 +99,7 @@ class Resumer:
             x.sent += 1
             x.record.attempts += 1
             with Exchange(pool, connection):
-                extra = [(b"x-request-id", x.record.id.encode())]
-                if placed.decision.engine is not None:
-                    extra.append((b"x-data-parallel-rank", placed.decision.engine.encode()))
-                target = pool.base_path + b"/v1/completions"
-                length = len(rest.body)
-                head = request_head(
-                    "POST", target, x.request.headers, host=pool.host_header, body_length=length, extra=extra
-                )
-                connection.send(head, rest.body, head_only=False)
-                x.client.on_gone(connection.abandon)
-                await connection.read_head()
-                if connection.status != 200:
-                    return Failure(
-                        Phase.STREAM, "refused", f"{placed.backend} answered {connection.status} when asked to go on"
-                    )
-                moved = False
-                while data := await connection.read():
-                    out = rest.events.feed(data)
-                    if rest.events.tokens and not moved:
-                        moved = True
-                        x.record.moved = self._placement.confirm(x.turn.session, placed.decision) or x.record.moved
-                    if out:
-                        await self._pass(x, out)
+                await self._stream(x, placed, rest, connection, pool)
         except UpstreamError as error:
             return replace(error.failure, phase=Phase.STREAM)
         except ValueError as error:
@@ -126,17 +108,39 @@ class Resumer:
             return Failure(Phase.STREAM, "closed", f"{placed.backend} ended without finishing its answer")
         return None
 
+    async def _stream(self, x: InFlight, placed: Placed, rest: Rest, connection: Connection, pool: Pool) -> None:
+        extra = [(b"x-request-id", x.record.id.encode())]
+        if placed.decision.engine is not None:
+            extra.append((b"x-data-parallel-rank", placed.decision.engine.encode()))
+        head = request_head(
+            "POST",
+            pool.base_path + b"/v1/completions",
+            x.request.headers,
+            host=pool.host_header,
+            body_length=len(rest.body),
+            extra=extra,
+        )
+        connection.send(head, rest.body, head_only=False)
+        x.client.on_gone(connection.abandon)
+        await connection.read_head()
+        if connection.status != 200:
+            detail = f"{placed.backend} answered {connection.status} when asked to go on"
+            raise UpstreamError(Failure(Phase.STREAM, "refused", detail))
+        begun = False
+        while data := await connection.read():
+            out = rest.events.feed(data)
+            if rest.events.tokens and not begun:
+                begun = True
+                x.record.moved = self._placement.confirm(x.turn.session, placed.decision) or x.record.moved
+            if out:
+                await self._pass(x, out)
+
     @staticmethod
     async def _pass(x: InFlight, data: bytes) -> None:
         if x.relay is not None:
             x.relay.note(data)
         await x.client.body(data, more=True)
         await x.client.drained()
-
-
-def new_tap(asked: bool) -> TokenTap | None:
-    """What takes the tokens out of an answer, if they were asked for."""
-    return TokenTap() if asked else None
 
 
 def _fields(body: bytes) -> dict[str, Any]:
