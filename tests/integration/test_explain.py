@@ -88,3 +88,16 @@ async def test_with_several_engines_the_engine_is_told(start_router: StartRouter
     found = await explained(router, asks("hi"), "X-Session-ID: s")
     assert found["engine"] in ("0", "1")
     assert f"engine {found['engine']}" in control.explain_text(found)
+
+
+async def test_a_header_that_came_twice_is_told_and_its_first_value_used(router: Router) -> None:
+    lines = ["POST /v1/chat/completions HTTP/1.1", "X-Session-ID: one", "X-Session-ID: two", "", json.dumps(asks("hi"))]
+    saved = read("\r\n".join(lines).encode())
+    found = await asyncio.to_thread(control.explain, router.admin_url, saved)
+    alone = await explained(router, asks("hi"), "X-Session-ID: one")
+    assert found["refused"] == [{"source": "x-session-id", "reason": "repeated"}]
+    assert (found["source"], found["session"]) == ("x-session-id", alone["session"])
+    async with httpx.AsyncClient(base_url=router.data_url) as client:
+        twice = [("x-session-id", "one"), ("x-session-id", "two"), ("content-type", "application/json")]
+        await client.post(CHAT, content=json.dumps(asks("hi")), headers=twice)
+    assert router.counters.refused_keys["x-session-id", "repeated"] == 1

@@ -44,6 +44,7 @@ class Explainer:
         request = Request(method, path, route.label, headers, first_values(headers), body, self.reader)
         model = self.placement.model_of(request.model)
         turn = self.recognizer.recognise(request, route, model, routes.response_id(route, raw_path))
+        turn.refused += self.recognizer.repeated(turn, headers)
         decision = self.placement.look(turn.session, model, b"explain", (), turn.wishes)
         refused = dict(turn.refused)
         return {

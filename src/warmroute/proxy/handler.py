@@ -85,6 +85,8 @@ class Handler:
             request = Request(record.method, _target(scope), route.label, headers, named, body, self._reader)
             model = self._placement.model_of(request.model)
             turn = self._recognizer.recognise(request, route, model, response_id(route, scope["raw_path"]))
+            if len(named) != len(headers):
+                turn.refused += self._recognizer.repeated(turn, headers)
             asking = self._resumer.with_question(request, route.shape)
             with client:
                 await self._serve(

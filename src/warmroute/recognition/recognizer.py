@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..core.answer import Answer, Decode
+from ..core.headers import Headers
 from ..core.history import History, TextHistory, head_digests, seed
 from ..core.identity import BODY_FIELDS, CONTENT, RequestView, Rung, child_of, identify
 from ..core.messages import Message, Shape, request_messages, tools_text
@@ -88,6 +89,13 @@ class Recognizer:
             self._find(turn, view, model, messages)
         self._ask_owner(turn, view, response_id)
         return turn
+
+    def repeated(self, turn: Turn, headers: Headers) -> tuple[tuple[str, str], ...]:
+        """The source that won, as refused in part, if its header came more than once with values that differ."""
+        rung = next((rung for rung in self._sources if rung.name == turn.source), None)
+        if rung is None or not any(len({v for n, v in headers if n == name}) > 1 for name in rung.headers):
+            return ()
+        return ((rung.name, "repeated"),)
 
     def _unusable(self, session: Session) -> str | None:
         return self.memory.guards.unusable(self._known(session))
