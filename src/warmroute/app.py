@@ -1,11 +1,8 @@
 """The composition root: a Config becomes a running router. The only place that constructs."""
 
 import asyncio
-import gc
 import logging
-import resource
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -20,7 +17,9 @@ from .config import Config, ConfigError, read_secret
 from .core.health import Thresholds
 from .core.identity import CONTENT, ladder
 from .core.model import Failure, Phase
+from .core.outlier import OutlierLimits
 from .core.policy import Bounds
+from .core.retry import Budget
 from .fleet.prober import Prober, ProbeTimes
 from .fleet.registry import Registry
 from .fleet.scraper import Scraper, ScrapeTimes, series_filter
@@ -105,15 +104,27 @@ class Router:
         return self
 
     def _build(self, secret: bytes | None) -> None:
+        self._build_memory(secret)
+        self._build_fleet()
+        self._build_apps()
+
+    def _build_memory(self, secret: bytes | None) -> None:
+        """What is known of backends and conversations."""
         config, clock = self.config, self._clock
-        affinity, health, metrics = config.affinity, config.health, config.metrics
+        affinity, health, outlier = config.affinity, config.health, config.outlier
         self.pins = PinTable(
             clock,
             idle_expiry=affinity.idle_expiry,
             unproven_expiry=affinity.unproven_expiry,
             limit=affinity.max_sessions,
         )
-        self.registry = Registry(config.specs, self.pins, Thresholds(health.fall, health.rise), clock())
+        self.registry = Registry(
+            config.specs,
+            self.pins,
+            Thresholds(health.fall, health.rise),
+            clock(),
+            OutlierLimits(outlier.failures, outlier.rest, outlier.longest_rest),
+        )
         self.shared = self._share(secret)
         self.memory = remember(
             clock,
@@ -132,6 +143,10 @@ class Router:
             known_as=self.shared.named if self.shared else None,
         )
         self.counters = RequestCounters()
+
+    def _build_fleet(self) -> None:
+        """What talks with the backends."""
+        config, clock, health, metrics = self.config, self._clock, self.config.health, self.config.metrics
         self._http = httpx.AsyncClient(
             trust_env=False, follow_redirects=False, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)
         )
@@ -163,7 +178,6 @@ class Router:
         if isinstance(self._log_stream, BackgroundWriter):
             writer = self._log_stream
             self.counters.log_lines_dropped = lambda: writer.dropped
-        self._build_apps()
 
     def _share(self, secret: bytes | None) -> SharedPins | None:
         store = self.config.store
@@ -196,6 +210,7 @@ class Router:
             settle=self._settle,
             backend_failed=self._backend_failed,
             clock=clock,
+            budget=Budget(clock, share=config.retry.share, least=config.retry.least),
             secret=self._secret,
             recognizer=self.recognizer,
             resumer=Resumer(
@@ -277,7 +292,7 @@ class Router:
 
     def _backend_failed(self, name: str, failure: Failure) -> None:
         if self.registry.failed(name, failure, self._clock()):
-            log.warning("backend %s is down: %s", name, failure.detail)
+            log.warning("backend %s is %s: %s", name, self.registry.backends[name].state, failure.detail)
         if not failure.stale and failure.phase is not Phase.STREAM:
             self._prober.nudge(name)
 
@@ -297,7 +312,15 @@ class Router:
     async def _expire(self) -> None:
         while True:
             self.pins.expire()
+            self._sweep()
             await asyncio.sleep(1.0)
+
+    def _sweep(self) -> None:
+        silence = self.config.outlier.silence
+        for name in self.registry.sweep(lambda name: self._pools[name].was_heard(), self._clock(), silence):
+            log.warning("backend %s rests: %s", name, self.registry.backends[name].reason)
+            detail = f"{name} sent nothing for {silence:.0f} s"
+            self._pools[name].stop_exchanges(Failure(Phase.HEAD, "timeout", detail))
 
 
 def _access_log(config: Config, stream: TextIO | BackgroundWriter) -> AccessLog | None:
@@ -307,41 +330,3 @@ def _access_log(config: Config, stream: TextIO | BackgroundWriter) -> AccessLog 
     if choice == "auto":
         choice = "text" if sys.stderr.isatty() else "json"
     return AccessLog(stream, as_text if choice == "text" else as_json)
-
-
-async def serve(config: Config, log_stream: BackgroundWriter) -> None:
-    """Run until SIGTERM or SIGINT; a second one ends at once. Raises StartError."""
-    _raise_descriptor_limit()
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    async with Router(config, log_stream) as router:
-
-        def signalled() -> None:
-            if ended.is_set():
-                router.hurry()
-            ended.set()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, signalled)
-        names = ", ".join(spec.name for spec in config.specs)
-        print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
-        print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)
-        _settle_memory()
-        await ended.wait()
-
-
-def _raise_descriptor_limit() -> None:
-    """Take as many file descriptors as the system gives: a stream needs two, and many systems begin with 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _settle_memory() -> None:
-    """Let the garbage collector leave alone what lives as long as the process, and look at the rest less often.
-
-    With the defaults it took a sixth of the time of every request: a request makes some hundred objects and frees them by
-    reference count alone, since nothing on its path is cyclic.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)

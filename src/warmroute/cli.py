@@ -12,10 +12,10 @@ import click
 import uvloop
 
 from . import __version__, check, control, demo, saved
-from .app import serve
 from .config import Config, ConfigError, load
 from .listeners import StartError
 from .observe.writer import BackgroundWriter
+from .process import serve
 from .sim import backend as sim_backend
 
 RUNTIME_ERROR, USAGE_ERROR = 1, 2

@@ -207,14 +207,16 @@ def test_a_change_is_told_and_dated_once() -> None:
     [
         (REFUSED, 1, "down", 1),
         (RESET, 1, "up", 1),
-        (RESET, 30, "up", 30),
-        (BROKE_OFF, 30, "up", 30),
+        (RESET, 4, "up", 4),
+        (RESET, 30, "resting", 30),
+        (BROKE_OFF, 30, "resting", 30),
         (OWN, 9, "up", 0),
         (STALE, 9, "up", 0),
     ],
     ids=[
         "refused",
         "reset once",
+        "reset by some requests",
         "reset by many requests",
         "broke off often",
         "the router's own fault",
@@ -227,7 +229,8 @@ def test_failures_of_requests(failure: Failure, times: int, state: str, failures
     told = [of.failed("a", failure, 2.0) for _ in range(times)]
     assert of.backends["a"].state == state
     assert of.backends["a"].failures == failures
-    assert told == [False] * (times - 1) + [state == "down"]
+    changes_at = {"down": 1, "resting": 5}.get(state)
+    assert [i + 1 for i, changed in enumerate(told) if changed] == ([changes_at] if changes_at else [])
     assert of.backends["b"].failures == 0
 
 
@@ -328,3 +331,106 @@ def test_reprs_are_for_people() -> None:
     of.probed("a", None, 1.0)
     with of.lease(to("a")):
         assert repr(of) == "<Registry [<Backend a up, 0 sessions, 1 in flight>]>"
+
+
+# What its own traffic says
+
+
+def worn_out(of: Registry, name: str, now: float = 2.0) -> bool:
+    """Let a backend fail often enough to rest; returns whether it does."""
+    for _ in range(5):
+        of.failed(name, RESET, now)
+    return of.backends[name].state == "resting"
+
+
+def all_up(count: int) -> Registry:
+    names = "abcdefgh"[:count]
+    of = Registry(
+        [BackendSpec(n, f"http://{n}") for n in names], PinTable(lambda: 0.0, idle_expiry=9, limit=9), Thresholds(), 0.0
+    )
+    for name in names:
+        of.probed(name, None, 0.0)
+    return of
+
+
+@pytest.mark.parametrize(("count", "resting"), [(1, 0), (2, 1), (3, 1), (4, 2), (8, 4)])
+def test_never_more_than_half_rest_and_never_the_last(count: int, resting: int) -> None:
+    of = all_up(count)
+    assert sum(worn_out(of, name) for name in of.backends) == resting
+    assert of.not_ready() == []
+
+
+def test_the_last_that_works_does_not_rest_although_others_are_down() -> None:
+    of = all_up(3)
+    for name in "bc":
+        of.failed(name, REFUSED, 1.0)
+    assert not worn_out(of, "a")
+
+
+def test_a_backend_that_rests_takes_nothing_then_one_request_at_a_time() -> None:
+    of = all_up(2)
+    assert worn_out(of, "a", now=100.0)
+    a = of.backends["a"]
+    assert (a.available, a.reason) == (False, RESET.detail)
+    of.sweep(lambda name: False, 109.0, 300.0)
+    assert not a.available
+    of.sweep(lambda name: False, 110.0, 300.0)
+    assert (a.state, a.available) == ("trial", True)
+    with of.lease(Decision(Reason.RING, "a")):
+        assert not a.available
+        with of.lease(Decision(Reason.RING, "b")):
+            assert of.backends["b"].available
+    assert a.available
+    assert of.succeeded("a", 111.0)
+    assert (a.state, a.available, a.reason, a.since) == ("up", True, "", 111.0)
+    assert not of.succeeded("a", 112.0)
+
+
+def test_a_trial_that_fails_begins_a_longer_rest() -> None:
+    of = all_up(2)
+    worn_out(of, "a", now=0.0)
+    ends = []
+    now = 0.0
+    for _ in range(7):
+        ends.append(of.backends["a"].outlier.until - now)
+        now = of.backends["a"].outlier.until
+        of.sweep(lambda name: False, now, 1e9)
+        assert of.failed("a", RESET, now)
+    assert ends == [10, 20, 40, 80, 160, 300, 300]
+
+
+def test_a_success_forgets_earlier_failures() -> None:
+    of = all_up(2)
+    for _ in range(4):
+        of.failed("a", RESET, 1.0)
+    of.succeeded("a", 2.0)
+    for _ in range(4):
+        of.failed("a", RESET, 3.0)
+    assert of.backends["a"].state == "up"
+
+
+def test_silence_while_requests_wait_is_found() -> None:
+    of, heard = all_up(2), set[str]()
+
+    def sweep(now: float) -> list[str]:
+        found = of.sweep(lambda name: name in heard, now, 60.0)
+        heard.clear()
+        return found
+
+    assert sweep(1000.0) == []
+    with of.lease(Decision(Reason.RING, "a")):
+        assert sweep(1059.0) == []
+        heard.add("a")
+        assert sweep(1061.0) == []
+        assert sweep(1120.0) == []
+        assert sweep(1121.0) == ["a"]
+        assert (of.backends["a"].state, of.backends["b"].state) == ("resting", "up")
+        assert sweep(1125.0) == []
+    assert "nothing for 60 s" in of.backends["a"].reason
+
+
+def test_the_only_backend_is_never_taken_for_hung() -> None:
+    of = all_up(1)
+    with of.lease(Decision(Reason.RING, "a")):
+        of.sweep(lambda name: False, 0.0, 60.0)
+        assert of.sweep(lambda name: False, 1000.0, 60.0) == []

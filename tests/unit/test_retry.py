@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmroute.core.model import Failure, Phase
-from warmroute.core.retry import MAX_SENT, Verdict, verdict
+from warmroute.core.retry import MAX_SENT, Budget, Verdict, is_fault, verdict
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,37 @@ def test_at_most_two_backends_see_a_request(phases: list[Phase]) -> None:
         if verdict(Failure(phase, "reset", ""), sent=sent) is Verdict.GIVE_UP:
             break
     assert sent <= MAX_SENT == 2
+
+
+# Faulty answers and their budget
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "fault"),
+    [(500, (), True), (502, (), True), (503, (), True), (504, (), True), (503, (b"retry-after",), False)]
+    + [(status, (), False) for status in (200, 400, 404, 408, 413, 422, 429, 501)],
+)
+def test_which_answers_are_faults_of_the_backend(status: int, headers: tuple[bytes, ...], fault: bool) -> None:
+    assert is_fault(status, headers) is fault
+
+
+def test_a_fifth_of_the_requests_may_be_retried_and_some_at_least() -> None:
+    now = [0.0]
+    budget = Budget(lambda: now[0], share=0.2, least=3, window=10.0)
+    assert [budget.take() for _ in range(5)] == [True, True, True, False, False]
+    assert budget.refused == 2
+    for _ in range(40):
+        budget.request()
+    assert sum(budget.take() for _ in range(20)) == 5  # a fifth of 40 is 8, and 3 were taken
+
+
+def test_a_budget_fills_again_with_time() -> None:
+    now = [0.0]
+    budget = Budget(lambda: now[0], share=0.2, least=3, window=10.0)
+    assert sum(budget.take() for _ in range(9)) == 3
+    now[0] = 10.0
+    assert not budget.take()  # the last window still counts
+    now[0] = 20.0
+    assert sum(budget.take() for _ in range(9)) == 3
+    now[0] = 1000.0
+    assert sum(budget.take() for _ in range(9)) == 3

@@ -134,6 +134,22 @@ class HealthConfig(_Section):
     rise: Annotated[int, Field(ge=1)] = 2
 
 
+class OutlierConfig(_Section):
+    """What a backend's own traffic says of it: after failures in a row, or silence while requests wait, it rests."""
+
+    failures: Annotated[int, Field(ge=1)] = 5
+    rest: Seconds = 10.0
+    longest_rest: Seconds = 300.0
+    silence: Seconds = 300.0
+
+
+class RetryConfig(_Section):
+    """Faulty answers (500, 502, 503, 504) for which another backend is asked: a share of all requests, some at least."""
+
+    share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    least: Annotated[int, Field(ge=0)] = 3
+
+
 class UpstreamConfig(_Section):
     """Connections to the backends. vLLM closes idle ones after 5 s, so ours are given up before that."""
 
@@ -242,6 +258,8 @@ class Config(_Section):
     listen: ListenConfig = ListenConfig()
     affinity: AffinityConfig = AffinityConfig()
     health: HealthConfig = HealthConfig()
+    outlier: OutlierConfig = OutlierConfig()
+    retry: RetryConfig = RetryConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     resume: ResumeConfig = ResumeConfig()
     metrics: MetricsConfig = MetricsConfig()

@@ -1,12 +1,13 @@
 """The one owner of live backend state: synchronous methods, so each change is whole; no awaits, no HTTP."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from ..core.exposition import Family
 from ..core.health import Health, Thresholds
 from ..core.model import BackendSpec, Decision, Failure, Phase
+from ..core.outlier import Outlier, OutlierLimits, Rest
 from ..core.policy import Fleet
 from ..core.rates import CounterGroup, HitHistory
 from ..core.ring import Ring
@@ -60,6 +61,8 @@ class BackendState:
     pins: PinTable
     since: float
     health: Health = field(default_factory=Health)
+    outlier: Outlier = field(default_factory=Outlier)
+    heard_at: float = 0.0
     draining: bool = False
     models: frozenset[str] | None = None
     models_error: str | None = None
@@ -80,7 +83,12 @@ class BackendState:
 
     @property
     def available(self) -> bool:
-        return self.health.usable
+        return self.health.usable and self.outlier.admits
+
+    @property
+    def reason(self) -> str:
+        """Why it is not in use, for people; empty if it is."""
+        return self.health.reason or self.outlier.reason
 
     @property
     def accepts_new(self) -> bool:
@@ -92,25 +100,31 @@ class BackendState:
 
     @property
     def state(self) -> str:
-        """One word for people: starting, up, down or draining."""
+        """One word for people: starting, up, down, resting, trial or draining."""
         if self.health.up is None:
             return "starting"
         if not self.health.up:
             return "down"
+        if self.outlier.state is not Rest.IN:
+            return "resting" if self.outlier.state is Rest.OUT else "trial"
         return "draining" if self.draining else "up"
 
 
 class Lease:
     """One request in flight at a backend; given back on every way out of the `with` block."""
 
-    __slots__ = ("_engine", "_state")
+    __slots__ = ("_engine", "_state", "_trial")
 
     def __init__(self, state: BackendState, engine: EngineState | None) -> None:
         self._state, self._engine = state, engine
+        self._trial = False
 
     def __enter__(self) -> None:
         self._state.in_flight += 1
         self._state.requests += 1
+        self._trial = self._state.outlier.state is Rest.TRIAL
+        if self._trial:
+            self._state.outlier.trying = True
         if self._engine is not None:
             self._engine.in_flight += 1
 
@@ -118,6 +132,8 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._state.in_flight -= 1
+        if self._trial:
+            self._state.outlier.trying = False
         if self._engine is not None:
             self._engine.in_flight -= 1
 
@@ -125,8 +141,16 @@ class Lease:
 class Registry:
     """All backends by name. Times are seconds of the caller's clock."""
 
-    def __init__(self, specs: Iterable[BackendSpec], pins: PinTable, limits: Thresholds, now: float) -> None:
+    def __init__(
+        self,
+        specs: Iterable[BackendSpec],
+        pins: PinTable,
+        limits: Thresholds,
+        now: float,
+        outliers: OutlierLimits | None = None,
+    ) -> None:
         self._limits = limits
+        self._outliers = outliers or OutlierLimits()
         self.backends = {spec.name: BackendState(spec, pins, now) for spec in specs}
         self._pins = pins
         self._fleet = Fleet(self.backends, Ring({b.name: b.weight for b in self.backends.values()}))
@@ -153,16 +177,45 @@ class Registry:
     def failed(self, name: str, failure: Failure, now: float) -> bool:
         """Take a request's failure at a backend; returns True if its state changed for everybody.
 
-        Only a refused connection changes it at once. An exchange that broke may be the fault of its request, and many that
-        broke together that of one client: whether the backend lives is for the next health check to say.
+        A refused connection changes it at once. An exchange that broke may be the fault of its request: whether the backend
+        lives is for the next health check to say; after several in a row it rests, if others can do its work.
         """
         state = self.backends[name]
         if failure.stale or failure.own:
             return False
         state.failures += 1
-        if failure.phase is not Phase.CONNECT:
-            return False
-        return self._flipped(state, state.health.connect_failed(failure.detail), now)
+        if failure.phase is Phase.CONNECT:
+            return self._flipped(state, state.health.connect_failed(failure.detail), now)
+        rests = state.outlier.failed(failure.detail, now, self._outliers, may_rest=self._may_rest(state))
+        return self._flipped(state, rests, now)
+
+    def succeeded(self, name: str, now: float) -> bool:
+        """Take an answer that was no fault of its backend's; returns True if the backend is back in rotation by it."""
+        state = self.backends[name]
+        return self._flipped(state, state.outlier.succeeded(), now)
+
+    def sweep(self, heard: Callable[[str], bool], now: float, stall: float) -> list[str]:
+        """Let time pass: rests end, and backends that were silent for `stall` seconds with requests waiting begin one.
+
+        `heard` tells whether a backend has sent anything since it was last asked. Returns the names of the silent ones.
+        """
+        silent = []
+        for name, state in self.backends.items():
+            state.outlier.tick(now)
+            if heard(name) or not state.in_flight:
+                state.heard_at = now
+            elif now - state.heard_at >= stall and self._may_rest(state):
+                state.outlier.rest(f"it sent nothing for {stall:.0f} s while requests waited", now, self._outliers)
+                state.heard_at = state.since = now
+                silent.append(name)
+        return silent
+
+    def _may_rest(self, state: BackendState) -> bool:
+        """Whether a backend may rest: others are in rotation, and no more than half of all rest."""
+        others = [b for b in self.backends.values() if b is not state]
+        resting = sum(b.outlier.state is not Rest.IN for b in others)
+        working = any(b.health.usable and b.outlier.state is Rest.IN for b in others)
+        return working and resting < max(1, len(self.backends) // 2)
 
     def set_models(self, name: str, cards: list[dict[str, object]]) -> None:
         """Note what a backend lists under /v1/models."""
@@ -194,14 +247,15 @@ class Registry:
 
     def not_ready(self) -> list[str]:
         """Why no request can be served, one sentence a backend; empty if at least one backend is up."""
-        return [] if any(b.health.up for b in self.backends.values()) else self.unavailable()
+        usable = any(b.health.up and b.outlier.admits for b in self.backends.values())
+        return [] if usable else self.unavailable()
 
     def unavailable(self) -> list[str]:
-        """One sentence for each backend that is not known to be up."""
+        """One sentence for each backend that is not known to be up and in rotation."""
         return [
-            f"{b.name} is {b.state}" + (f" ({b.health.reason})" if b.health.reason else "")
+            f"{b.name} is {b.state}" + (f" ({b.reason})" if b.reason else "")
             for b in self.backends.values()
-            if not b.health.up
+            if not (b.health.up and b.outlier.admits)
         ]
 
     @staticmethod

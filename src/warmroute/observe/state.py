@@ -106,7 +106,7 @@ class StateView:
             "name": backend.name,
             "url": backend.spec.url,
             "state": backend.state,
-            "reason": backend.health.reason,
+            "reason": backend.reason,
             "since": round(wall - (now - backend.since), 1),
             "models": sorted(backend.models or ()),
             "weight": backend.weight,

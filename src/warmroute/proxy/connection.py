@@ -34,6 +34,7 @@ class _Owner(Protocol):
 
     loop: asyncio.AbstractEventLoop
     spec: BackendSpec
+    heard: bool
 
     def lost(self, connection: "Connection") -> None: ...
 
@@ -213,6 +214,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._pool.heard = True
         self.bytes_in += len(data)
         sink = self._sink
         if sink is not None and self._between_chunks and (start := _whole_chunk(data)):

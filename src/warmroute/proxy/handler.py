@@ -13,7 +13,7 @@ from ..core.identity import digest
 from ..core.model import Decision, Failure, Phase, Reason
 from ..core.relay import Relay, RelayState
 from ..core.resume import TokenTap
-from ..core.retry import Verdict, verdict
+from ..core.retry import MAX_SENT, Budget, Verdict, is_fault, verdict
 from ..core.routes import Protocol, Route, response_id
 from ..fleet.registry import Registry
 from ..observe.record import RequestRecord
@@ -46,6 +46,7 @@ class Handler:
         settle: Callable[[RequestRecord], None],
         backend_failed: Callable[[str, Failure], None],
         clock: Callable[[], float],
+        budget: Budget,
         secret: bytes,
         recognizer: Recognizer,
         resumer: Resumer,
@@ -59,6 +60,7 @@ class Handler:
         self._settle = settle
         self._backend_failed = backend_failed
         self._clock = clock
+        self._budget = budget
         self._secret = secret
         self._recognizer = recognizer
         self._resumer = resumer
@@ -117,6 +119,7 @@ class Handler:
         if turn.session is not None:
             record.session = digest(turn.session.key, self._secret)
         self._recognizer.goes(turn)
+        self._budget.request()
         request_key = record.id.encode()
         while True:
             placed = await self._placement.place_agreed(turn.session, x.model, request_key, x.exclude, turn.wishes)
@@ -183,6 +186,7 @@ class Handler:
         connection.send(head, x.body, head_only=request.method == "HEAD")
         x.client.on_gone(connection.abandon)
         await connection.read_head()
+        self._judge(x, placed, connection)
         relay = x.relay = Relay(connection.status, connection.named)
         if relay.readable:
             x.listener = self._recognizer.listener(x.turn, decision, event_stream=relay.event_stream)
@@ -198,6 +202,18 @@ class Handler:
             x.record.usage = relay.usage()
         if x.listener is not None:
             x.listener.whole()
+
+    def _judge(self, x: InFlight, placed: Placed, connection: Connection) -> None:
+        """Is the answer a fault of its backend's? Raises UpstreamError if another one may be asked; else it is passed on."""
+        if not is_fault(connection.status, connection.named.keys()):
+            if connection.status < 500:
+                self._registry.succeeded(placed.backend, self._clock())
+            return
+        failure = Failure(Phase.HEAD, "status", f"{placed.backend} answered {connection.status}")
+        others = self._placement.look(x.turn.session, x.model, b"", {*x.exclude, placed.backend}, x.turn.wishes)
+        if x.sent < MAX_SENT and others.backend is not None and self._budget.take():
+            raise UpstreamError(failure)
+        self._backend_failed(placed.backend, failure)
 
     async def _relay(self, x: InFlight, decision: Decision, connection: Connection, relay: Relay) -> None:
         """Pass the answer on as it comes; the first content settles where the session lives."""

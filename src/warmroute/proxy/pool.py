@@ -65,6 +65,7 @@ class Pool:
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
+        self.heard = False
 
     def __repr__(self) -> str:
         return f"<Pool {self.spec.name} {len(self._open)} open, {len(self._idle)} idle>"
@@ -115,6 +116,11 @@ class Pool:
 
     def lost(self, connection: Connection) -> None:
         self._open.discard(connection)
+
+    def was_heard(self) -> bool:
+        """Whether the backend has sent anything since this was last asked."""
+        heard, self.heard = self.heard, False
+        return heard
 
     def stop_exchanges(self, failure: Failure) -> None:
         """End every running exchange with this failure."""
