@@ -7,6 +7,7 @@ import json
 import os
 from itertools import pairwise
 
+import httpx
 import pytest
 
 from warmroute.app import Router
@@ -349,3 +350,39 @@ async def test_a_refusal_before_a_long_body_ends_the_connection(router: Router) 
         client.send(b"POST /sleep HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n")
         reply = await client.reply()
         assert (reply.status, reply.header("connection")) == (404, "close")
+
+
+# Pages in a browser
+
+
+async def test_whether_a_page_may_call_is_for_the_backend_to_say(router: Router, backends: list[Scripted]) -> None:
+    asked = {
+        "origin": "http://ui.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,x-session-id",
+    }
+
+    async def allow(talk: Talk) -> None:
+        assert [talk.seen.header(name) for name in asked] == list(asked.values())
+        talk.send(
+            b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\naccess-control-max-age: 600\r\ncontent-length: 0\r\n\r\n"
+        )
+
+    for backend in backends:
+        backend.script = allow
+    async with httpx.AsyncClient(base_url=router.data_url) as client:
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/models/m"):
+            answer = await client.options(path, headers=asked)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+            assert answer.headers["access-control-max-age"] == "600"
+            assert answer.headers["x-warmroute-decision"] == "side"
+        assert (await client.options("/metrics", headers=asked)).status_code == 404
+    assert len(router.pins) == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/none", "/nothing", "/health"])
+async def test_a_page_may_read_what_the_router_itself_answers(router: Router, path: str) -> None:
+    async with httpx.AsyncClient(base_url=router.data_url) as client:
+        alone, page = await client.get(path), await client.get(path, headers={"origin": "http://ui.example"})
+    assert page.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-origin" not in alone.headers

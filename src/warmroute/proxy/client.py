@@ -18,11 +18,12 @@ class Client:
     `finished` is True once the last byte of an answer was handed over; `bytes_out` counts its body.
     """
 
-    __slots__ = ("_on_gone", "bytes_out", "connection", "finished", "gone", "has_length", "send", "started")
+    __slots__ = ("_on_gone", "_scope", "bytes_out", "connection", "finished", "gone", "has_length", "send", "started")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.connection: DataProtocol = scope["extensions"][EXTENSION]
         self.send = send
+        self._scope = scope
         self._on_gone: Callable[[], None] | None = None
         self.gone = False
         self.started = False
@@ -38,6 +39,14 @@ class Client:
     ) -> None:
         self._on_gone = None
         self.connection.watch(None)
+
+    def for_pages(self) -> list[tuple[bytes, bytes]]:
+        """The header that lets a page of a browser read an answer of the router's own, if a page asks.
+
+        As vLLM's own answers by default: nothing here depends on cookies.
+        """
+        asked = any(name == b"origin" for name, _ in self._scope["headers"])
+        return [(b"access-control-allow-origin", b"*")] if asked else []
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Call this when the client leaves; the last one given counts."""

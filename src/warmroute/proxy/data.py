@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from urllib.parse import unquote
 
 from .. import __version__
@@ -60,6 +61,9 @@ class DataApp:
         try:
             if route is None:
                 await self._elsewhere(scope, client)
+            elif scope["method"] == "OPTIONS":
+                # A browser asks whether a page may call: what vLLM allows (--allowed-origins) is for vLLM to say.
+                await self._handler.handle(replace(route, shape=None, beside=True), scope, client, receive)
             elif scope["method"] not in route.methods:
                 await _refuse(client, scope, errors.method_not_allowed(route.label, route.methods), protocol)
             elif route is routes.MODELS or route is routes.MODEL:
@@ -120,6 +124,10 @@ async def _refuse(client: Client, scope: Scope, error: errors.RouterError, proto
 
 
 async def _send_json(client: Client, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *client.for_pages(),
+    ]
     await client.start(status, headers)
     await client.body(body, more=False)

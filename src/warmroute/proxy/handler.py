@@ -301,7 +301,7 @@ async def send_error(
 ) -> None:
     """Send one of the router's own errors as a whole answer."""
     body = error.body(protocol)
-    headers = [*error.headers(), (b"content-length", str(len(body)).encode()), *(extra or [])]
+    headers = [*error.headers(), (b"content-length", str(len(body)).encode()), *client.for_pages(), *(extra or [])]
     await client.start(error.status, headers)
     await client.body(body, more=False)
 
