@@ -2,8 +2,8 @@
 
 A map of the package, in the order in which a request meets it:
 
-    cli, config, app    flags and one YAML file -> a validated Config -> a running Router (app constructs; process: signals and
-                        memory; listeners: sockets)
+    cli, config, app    flags and one YAML file -> a validated Config -> a running Router (assembly constructs; app runs and
+                        reloads; process: signals and memory; listeners: sockets)
     proxy/              the data path. data: which paths exist; handler: one request, hop by hop; request and client: its two
                         ends; placement: decide, reserve, lease; connection, pool: the backends' side; errors: our own answers
     core/               every decision, without I/O: identity, messages and history (whose turn is it), ring and policy (who
@@ -17,9 +17,9 @@ A map of the package, in the order in which a request meets it:
     check, control      `warmroute check URL`; the commands that talk to a running router; saved: a request kept in a file
     demo                simulated servers, router and chat in one process
 
-Arrows point one way: core <- pins <- recognition <- fleet <- observe <- proxy <- web, sim <- listeners <- app <- process,
-demo <- cli. core imports only itself and the pure standard library. State changes are synchronous and whole; async code only
-moves bytes.
+Arrows point one way: core <- pins <- recognition <- fleet <- observe <- proxy <- web, sim <- listeners <- assembly <- app <-
+process, demo <- cli. core imports only itself and the pure standard library. State changes are synchronous and whole; async
+code only moves bytes.
 """
 
 __version__ = "0.1.0"

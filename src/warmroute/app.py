@@ -1,49 +1,33 @@
-"""The composition root: a Config becomes a running router. The only place that constructs."""
+"""A running router: its listeners, the loops beside them, and the one step in which another configuration comes into force."""
 
 import asyncio
 import logging
-import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TextIO
 
 import httpx
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from . import listeners
-from .config import Config, ConfigError, read_secret
-from .core.health import Thresholds
-from .core.identity import CONTENT, ladder
+from . import assembly, listeners
+from .config import Config, ConfigError, needs_restart, read_secret
 from .core.model import Failure, Phase
-from .core.outlier import OutlierLimits
-from .core.policy import Bounds
-from .core.retry import Budget
-from .fleet.prober import Prober, ProbeTimes
-from .fleet.registry import Registry
-from .fleet.scraper import Scraper, ScrapeTimes, series_filter
+from .core.ring import Ring
+from .fleet.registry import Changes
+from .fleet.scraper import series_filter
 from .listeners import StartError
-from .observe.counters import RequestCounters
-from .observe.log import AccessLog, as_json, as_text
-from .observe.metrics import MetricsPage, RouterCollector
 from .observe.record import RequestRecord
-from .observe.state import StateView
+from .observe.reloads import ReloadError
 from .observe.writer import BackgroundWriter
-from .pins import codec
-from .pins.memory import PinTable
-from .pins.shared import SharedPins
 from .proxy.data import DataApp
-from .proxy.explain import Explainer
-from .proxy.handler import Handler
-from .proxy.placement import Placement
-from .proxy.pool import Pool
-from .proxy.request import decoded, reader_for
-from .proxy.resume import Resumer
+from .proxy.deadlines import Door
+from .proxy.pools import Pools, silent
 from .proxy.server import DataProtocol
-from .recognition.memory import remember
-from .recognition.recognizer import Recognizer
-from .web import admin
+from .web.admin import AdminApp
 
 log = logging.getLogger("warmroute")
 
@@ -52,15 +36,25 @@ _STORE_AT_START = 1.0
 
 
 class Router:
-    """Two listeners and the loops beside them, for an `async with` block."""
+    """Two listeners and the loops beside them, for an `async with` block.
 
-    def __init__(self, config: Config, log_stream: TextIO | BackgroundWriter = sys.stderr) -> None:
+    `read` gives the configuration again for a reload. It runs in a thread and raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        log_stream: TextIO | BackgroundWriter = sys.stderr,
+        read: Callable[[], Config] | None = None,
+    ) -> None:
         self.config = config
         self._log_stream = log_stream
+        self._read = read
         self.stopping = False
         self._clock = time.monotonic
-        self._secret = secrets.token_bytes(32)
         self._tasks: list[asyncio.Task[None]] = []
+        self._reload_asked = asyncio.Event()
+        self._reloading = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Router {len(self.config.backends)} backends{' stopping' if self.stopping else ''}>"
@@ -83,6 +77,7 @@ class Router:
             ("health checks", self._prober.run),
             ("metrics reader", self._scraper.run),
             ("session expiry", self._expire),
+            ("reloads", self._reload_when_asked),
         ]
         shared = self.shared
         if shared is not None:
@@ -90,8 +85,9 @@ class Router:
         self._tasks = [asyncio.ensure_future(self._keep(name, run)) for name, run in loops]
         if shared is not None:
             await shared.store.tried(_STORE_AT_START)
+        self._door = Door(config.limits, self._clock, self.counters)
         self._servers = (
-            listeners.server(self._data_app, DataProtocol, config.limits.shutdown),
+            listeners.server(self._data_app, DataProtocol.behind(self._door), config.limits.shutdown, self._door.sweep),
             listeners.server(self._admin_app, HttpToolsProtocol, 1.0),
         )
         self._serving = [
@@ -104,151 +100,35 @@ class Router:
         return self
 
     def _build(self, secret: bytes | None) -> None:
-        self._build_memory(secret)
-        self._build_fleet()
-        self._build_apps()
-
-    def _build_memory(self, secret: bytes | None) -> None:
-        """What is known of backends and conversations."""
-        config, clock = self.config, self._clock
-        affinity, health, outlier = config.affinity, config.health, config.outlier
-        self.pins = PinTable(
-            clock,
-            idle_expiry=affinity.idle_expiry,
-            unproven_expiry=affinity.unproven_expiry,
-            limit=affinity.max_sessions,
-        )
-        self.registry = Registry(
-            config.specs,
-            self.pins,
-            Thresholds(health.fall, health.rise),
-            clock(),
-            OutlierLimits(outlier.failures, outlier.rest, outlier.longest_rest),
-        )
-        self.shared = self._share(secret)
-        self.memory = remember(
-            clock,
-            idle_expiry=affinity.idle_expiry,
-            entries=affinity.max_history,
-            sessions=affinity.max_sessions,
-            backends=len(config.specs),
-        )
-        self.recognizer = Recognizer(
-            self.memory,
-            self.pins,
-            sources=ladder(affinity.key_sources),
-            by_content=CONTENT in affinity.key_sources,
-            decode=decoded,
-            nonce=lambda: secrets.token_bytes(16),
-            known_as=self.shared.named if self.shared else None,
-        )
-        self.counters = RequestCounters()
-
-    def _build_fleet(self) -> None:
-        """What talks with the backends."""
-        config, clock, health, metrics = self.config, self._clock, self.config.health, self.config.metrics
+        config = self.config
+        self._kept = kept = assembly.keep(config, secret, self._clock)
+        self.pins, self.registry, self.shared = kept.pins, kept.registry, kept.shared
+        self.memory, self.counters = kept.memory, kept.counters
         self._http = httpx.AsyncClient(
             trust_env=False, follow_redirects=False, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)
         )
-        self._scraper = Scraper(
-            self.registry,
-            self._http,
-            ScrapeTimes(metrics.scrape_interval, metrics.scrape_timeout),
-            clock,
-            series_filter(metrics.vllm_series),
-        )
-        self._prober = Prober(
-            self.registry,
-            self._http,
-            ProbeTimes(health.interval, health.unsettled_interval, health.timeout),
-            clock,
-            came_up=self._scraper.nudge,
-        )
-        self._pools = {
-            spec.name: Pool(
-                spec,
-                asyncio.get_running_loop(),
-                connect_timeout=config.upstream.connect_timeout,
-                keepalive_expiry=config.upstream.keepalive_expiry,
-                clock=clock,
-            )
-            for spec in config.specs
-        }
-        self._access_log = _access_log(config, self._log_stream)
+        self._prober, self._scraper = assembly.watch(config, kept, self._http)
+        times = assembly.connection_times(config)
+        self._pools = Pools(asyncio.get_running_loop(), self._clock)
+        self._pools.follow(self._pools.planned(config.specs, times), times)
+        self._access_log = assembly.access_log(config, self._log_stream)
         if isinstance(self._log_stream, BackgroundWriter):
             writer = self._log_stream
             self.counters.log_lines_dropped = lambda: writer.dropped
-
-    def _share(self, secret: bytes | None) -> SharedPins | None:
-        store = self.config.store
-        if store.redis is None:
-            return None
-        # Loaded only here, since loading it takes a fifth of the whole start.
-        from .pins.redis import share
-
-        return share(
-            self.pins,
-            store.redis,
-            codec.Naming(store.prefix, codec.key_of(secret, store.prefix)),
-            backends=self.registry.backends,
-            clock=self._clock,
-            identity=secrets.token_bytes(codec.SENDER_SIZE),
-            idle_expiry=self.config.affinity.idle_expiry,
-            deadline=store.deadline,
-        )
-
-    def _build_apps(self) -> None:
-        config, clock = self.config, self._clock
-        affinity = config.affinity
-        bounds = Bounds(affinity.session_bound, affinity.even_sessions, affinity.in_flight_bound)
-        placement = Placement(self.registry, self.pins, bounds, self.shared)
-        reader = reader_for(affinity.key_sources)
-        handler = Handler(
-            registry=self.registry,
-            placement=placement,
-            pools=self._pools,
+        self._hooks = assembly.Hooks(
             settle=self._settle,
             backend_failed=self._backend_failed,
-            clock=clock,
-            budget=Budget(clock, share=config.retry.share, least=config.retry.least),
-            secret=self._secret,
-            recognizer=self.recognizer,
-            resumer=Resumer(
-                registry=self.registry,
-                placement=placement,
-                pools=self._pools,
-                backend_failed=self._backend_failed,
-                enabled=config.resume.enabled,
-                body_limit=config.resume.max_body,
-            ),
-            reader=reader,
-            body_limit=config.limits.body,
-            response_headers=config.response_headers,
-        )
-        self._data_app = DataApp(handler, self.registry, lambda: self.stopping, self._internal_error)
-        stale_after = config.metrics.stale_after
-        self._state = StateView(
-            registry=self.registry,
-            pins=self.pins,
-            counters=self.counters,
-            clock=clock,
-            secret=self._secret,
-            stale_after=stale_after,
-            started=clock(),
             stopping=lambda: self.stopping,
-            memory=self.memory,
-            store=self.shared.store if self.shared else None,
+            reload=self._reload_for_admin,
         )
-        collector = RouterCollector(
-            self.counters, self.registry, self.pins, clock, stale_after, self.memory, self.shared
-        )
-        self._admin_app = admin.build(
-            state=self._state,
-            metrics=MetricsPage(collector, self.registry, clock, stale_after),
-            registry=self.registry,
-            explainer=Explainer(self.recognizer, placement, reader, ladder(affinity.key_sources), self._secret),
-            stopping=lambda: self.stopping,
-        )
+        made = assembly.make(config, kept, self._pools, self._hooks)
+        self._data_app = DataApp(made.handler, self.registry, self._hooks.stopping, self._internal_error)
+        self._admin_app = AdminApp(made.admin_app)
+        self._take(made)
+
+    def _take(self, made: assembly.Made) -> None:
+        self.recognizer, self._state = made.recognizer, made.state
+        self._data_app.handler, self._admin_app.inner = made.handler, made.admin_app
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -265,8 +145,7 @@ class Router:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pool in self._pools.values():
-            pool.close()
+        self._pools.close()
         await self._http.aclose()
         if self._access_log is not None:
             self._access_log.close()
@@ -278,12 +157,94 @@ class Router:
             server.force_exit = True
 
     def _end_exchanges(self) -> None:
-        for pool in self._pools.values():
-            pool.stop_exchanges(Failure(Phase.HEAD, "own", "the router is stopping", own=True))
+        self._pools.stop_exchanges(Failure(Phase.HEAD, "own", "the router is stopping", own=True))
 
     def state(self) -> dict[str, object]:
         """The JSON of GET /api/state."""
         return self._state.state()
+
+    # Reload
+
+    def ask_for_reload(self) -> None:
+        """Reload soon; what becomes of it is told in the log."""
+        self._reload_asked.set()
+
+    async def reload(self) -> Changes:
+        """Read the configuration again and put it in force as a whole. Raises ReloadError, and then nothing has changed."""
+        async with self._reloading:
+            try:
+                config, ring = await self._read_again()
+                changes = self._put_in_force(config, ring)
+            except ReloadError as error:
+                self._kept.reloads.failed(error)
+                log.error("the configuration of before stays in force: %s", "; ".join(str(error).split("\n")))
+                raise
+            self._kept.reloads.succeeded()
+            told = ", ".join(f"{word} {' '.join(names)}" for word, names in changes._asdict().items() if names)
+            log.info("the configuration was reloaded: %s", told or "the same backends")
+            return changes
+
+    async def _read_again(self) -> tuple[Config, Ring]:
+        """The configuration as it is now, and the ring over its backends. Raises ReloadError."""
+        read = self._read
+        if read is None:
+            raise ReloadError("this router was not started from a configuration that can be read again", refused=True)
+        if self.stopping:
+            raise ReloadError("the router is stopping", refused=True)
+        weights = {b.name: b.weight for b in self.registry.backends.values()}
+
+        def work() -> tuple[Config, Ring | None]:
+            config = read()
+            wanted = {spec.name: spec.weight for spec in config.specs}
+            return config, Ring(wanted) if wanted != weights else None
+
+        try:
+            config, ring = await asyncio.to_thread(work)
+        except ConfigError as error:
+            raise ReloadError(str(error), refused=False) from None
+        return config, ring or self.registry.fleet().ring
+
+    def _put_in_force(self, config: Config, ring: Ring) -> Changes:
+        """All of a configuration in one step: whatever can fail is done before the first change. Raises ReloadError."""
+        keys = needs_restart(self.config, config)
+        if keys:
+            raise ReloadError(
+                f"{', '.join(keys)} cannot change while the router runs: restart it, or set the old values again",
+                refused=True,
+            )
+        kept, before, clock = self._kept, self.config, self._clock
+        times = assembly.connection_times(config)
+        pools = self._pools.planned(config.specs, times)
+        budget = kept.budget if config.retry == before.retry else assembly.budget(config, clock)
+        made = assembly.make(config, replace(kept, budget=budget), self._pools, self._hooks)
+        kept.budget = budget
+        self.config = config
+        limits, outliers = assembly.thresholds(config), assembly.outlier_limits(config)
+        changes = self.registry.reconfigure(config.specs, ring, limits, outliers, clock())
+        self._pools.follow(pools, times)
+        self._prober.follow(assembly.probe_times(config))
+        self._scraper.follow(assembly.scrape_times(config), series_filter(config.metrics.vllm_series))
+        self.memory.guards.resize(len(config.specs))
+        kept.queue.configure(length=config.queue.length, timeout=config.queue.timeout)
+        if config.log != before.log:
+            if self._access_log is not None:
+                self._access_log.close()
+            self._access_log = assembly.access_log(config, self._log_stream)
+        self._take(made)
+        kept.queue.wake_all()
+        return changes
+
+    async def _reload_for_admin(self) -> dict[str, object]:
+        return {name: list(names) for name, names in (await self.reload())._asdict().items()}
+
+    async def _reload_when_asked(self) -> None:
+        while True:
+            await self._reload_asked.wait()
+            self._reload_asked.clear()
+            with suppress(ReloadError):  # which has been told
+                await self.reload()
+
+    # Beside requests
 
     def _settle(self, record: RequestRecord) -> None:
         self.counters.add(record)
@@ -316,17 +277,14 @@ class Router:
             await asyncio.sleep(1.0)
 
     def _sweep(self) -> None:
-        silence = self.config.outlier.silence
-        for name in self.registry.sweep(lambda name: self._pools[name].was_heard(), self._clock(), silence):
+        now, silence = self._clock(), self.config.outlier.silence
+        for name in self.registry.sweep(self._pools.was_heard, now, silence):
             log.warning("backend %s rests: %s", name, self.registry.backends[name].reason)
-            detail = f"{name} sent nothing for {silence:.0f} s"
-            self._pools[name].stop_exchanges(Failure(Phase.HEAD, "timeout", detail))
-
-
-def _access_log(config: Config, stream: TextIO | BackgroundWriter) -> AccessLog | None:
-    choice = config.log.format
-    if choice == "off":
-        return None
-    if choice == "auto":
-        choice = "text" if sys.stderr.isatty() else "json"
-    return AccessLog(stream, as_text if choice == "text" else as_json)
+            self._pools[name].stop_exchanges(silent(name, silence))
+        self._pools.sweep(silence)
+        over = self.registry.end_drains(now)
+        for name in over:
+            left = self.pins.sessions(name)
+            log.info("backend %s is drained: %d sessions that are left move at their next turn", name, left)
+        if over:
+            self._kept.queue.wake_all()

@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -91,7 +92,7 @@ def serve_command(
         "log": {"format": log_format},
     }
     config = _config(file=file, flags=flags)
-    _run(lambda out: serve(config, out))
+    _run(lambda out: serve(config, out, partial(load, file, flags=flags)))
 
 
 @main.group("config")
@@ -173,12 +174,36 @@ def sessions_command(limit: int, admin: str, as_json: bool) -> None:
     _show(lambda: control.call(admin, f"/api/sessions?limit={limit}"), control.sessions_text, as_json)
 
 
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A duration, written as in the configuration."""
+    try:
+        return None if value is None else control.seconds(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
 @main.command("drain")
 @click.argument("name")
+@click.option(
+    "--deadline",
+    callback=_seconds,
+    metavar="TIME",
+    help="After it the sessions that are left move.  [default: drain.deadline of the configuration, 10m]",
+)
+@click.option("--wait", is_flag=True, help="Wait until no session and no request is left.")
 @_admin_options
-def drain_command(name: str, admin: str, as_json: bool) -> None:
-    """Give a backend no new sessions; those it has stay. Undo with `undrain`."""
-    _show(lambda: control.drain(admin, name, True), _drained, as_json)
+def drain_command(name: str, deadline: float | None, wait: bool, admin: str, as_json: bool) -> None:
+    """Give a backend no new sessions; those it has stay until the deadline. Undo with `undrain`."""
+
+    def say(text: str) -> None:
+        if not as_json:
+            click.echo(text)
+
+    def drained() -> dict[str, Any]:
+        answer = control.drain(admin, name, True, deadline)
+        return control.wait_until_empty(admin, name, say) if wait else answer
+
+    _show(drained, _drained, as_json)
 
 
 @main.command("undrain")
@@ -187,6 +212,13 @@ def drain_command(name: str, admin: str, as_json: bool) -> None:
 def undrain_command(name: str, admin: str, as_json: bool) -> None:
     """Give a backend new sessions again."""
     _show(lambda: control.drain(admin, name, False), _drained, as_json)
+
+
+@main.command("reload")
+@_admin_options
+def reload_command(admin: str, as_json: bool) -> None:
+    """Let a running router read its configuration again. Exit code 1 if it cannot; then nothing has changed."""
+    _show(lambda: control.call(admin, "/api/reload", post=True), control.reload_text, as_json)
 
 
 @main.command("explain")

@@ -1,10 +1,16 @@
 """The commands that talk to a running router's admin listener."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from .config.schema import Seconds
+
+_SECONDS: TypeAdapter[float] = TypeAdapter(Seconds)
 
 
 class ControlError(Exception):
@@ -28,8 +34,48 @@ def call(admin: str, path: str, *, post: bool = False, content: object = None) -
     return found
 
 
-def drain(admin: str, name: str, on: bool) -> dict[str, Any]:
-    return call(admin, f"/api/backends/{quote(name, safe=':')}/{'drain' if on else 'undrain'}", post=True)
+def seconds(text: str) -> float:
+    """A duration as the configuration writes it. Raises ValueError, which says how."""
+    try:
+        return _SECONDS.validate_python(text)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+
+def drain(admin: str, name: str, on: bool, deadline: float | None = None) -> dict[str, Any]:
+    """Empty a backend within so many seconds (None: as configured), or use it again. Raises ControlError."""
+    wish = {"deadline": deadline} if on and deadline is not None else None
+    path = f"/api/backends/{quote(name, safe=':')}/{'drain' if on else 'undrain'}"
+    return call(admin, path, post=True, content=wish)
+
+
+def wait_until_empty(admin: str, name: str, say: Callable[[str], None], pause: float = 0.5) -> dict[str, Any]:
+    """Wait until a draining backend has no session and no request, and say how many are left as that changes.
+
+    Asks every `pause` seconds. Raises ControlError, also if somebody ends the draining or removes the backend.
+    """
+    told = ""
+    while True:
+        found = call(admin, "/api/state")["backends"]
+        backend = next((b for b in found if b["name"] == name), None)
+        if backend is None:
+            raise ControlError(f"{name} was removed from the configuration while it was drained")
+        if backend["drain"] is None:
+            raise ControlError(f"the draining of {name} was ended by somebody else")
+        sessions, requests = backend["drain"]["sessions_left"], backend["in_flight"]
+        if not sessions and not requests:
+            return {"backend": name, "state": backend["state"], "sessions": sessions}
+        text = f"{sessions} sessions and {requests} requests left"
+        if text != told:
+            say(text)
+            told = text
+        time.sleep(pause)
+
+
+def reload_text(changes: dict[str, Any]) -> str:
+    """What a reload did to the backends."""
+    told = [f"{word}: {', '.join(names)}" for word, names in changes.items() if names]
+    return "\n".join(["the configuration was reloaded", *(told or ["the same backends"])])
 
 
 def explain(admin: str, saved: dict[str, Any]) -> dict[str, Any]:
@@ -76,11 +122,18 @@ def status_text(state: dict[str, Any]) -> str:
             "-" if b["waiting"] is None else str(b["waiting"]),
             percent(b["hit_ratio"]["5m"]),
             ",".join(b["models"]) or "-",
-            b["reason"],
+            b["reason"] or _draining(b["drain"]),
         )
         for b in state["backends"]
     ]
     return head + "\n" + table(rows)
+
+
+def _draining(drain: dict[str, Any] | None) -> str:
+    if drain is None:
+        return ""
+    left = drain["seconds_left"]
+    return f"{drain['sessions_left']} sessions left" + ("" if left is None else f", the rest moves in {left:.0f} s")
 
 
 def sessions_text(found: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -10,8 +11,8 @@ import uvicorn
 _BACKLOG = 4096
 _CANCEL_AFTER = 5
 """Seconds after `limits.shutdown` in which ended requests may still tell their clients so."""
-_CLIENT_KEEP_ALIVE = 75
-"""Seconds that a client's idle connection is kept, longer than the usual 60 s of what stands in front."""
+_KEEP_ALIVE = 75
+"""Seconds that an idle connection is kept by protocols that have no deadlines of their own."""
 
 
 class StartError(Exception):
@@ -19,15 +20,24 @@ class StartError(Exception):
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the router, of which it is one of two listeners."""
+    """A uvicorn server that leaves signals to the router, of which it is one of two listeners.
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    `tick` is called some ten times a second while it listens.
+    """
+
+    def __init__(self, config: uvicorn.Config, tick: Callable[[], None] | None = None) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+        self._tick = tick
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._tick is not None:
+            self._tick()
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
@@ -48,11 +58,14 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def server(app: Any, http: type[asyncio.Protocol], graceful: float) -> Server:
+def server(
+    app: Any, http: Callable[..., asyncio.Protocol], graceful: float, tick: Callable[[], None] | None = None
+) -> Server:
+    """A server that is ready to serve; `http` makes its connections, `graceful` is how long stopping may take, in seconds."""
     return Server(
         uvicorn.Config(
             app,
-            http=http,
+            http=http,  # type: ignore[arg-type]  # it is only ever called
             ws="none",
             lifespan="off",
             log_config=None,
@@ -61,9 +74,10 @@ def server(app: Any, http: type[asyncio.Protocol], graceful: float) -> Server:
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
-            timeout_keep_alive=_CLIENT_KEEP_ALIVE,
+            timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=round(graceful) + _CANCEL_AFTER,
-        )
+        ),
+        tick,
     )
 
 

@@ -5,18 +5,19 @@ import gc
 import resource
 import signal
 import sys
+from collections.abc import Callable
 
 from .app import Router
 from .config import Config
 from .observe.writer import BackgroundWriter
 
 
-async def serve(config: Config, log_stream: BackgroundWriter) -> None:
-    """Run until SIGTERM or SIGINT; a second one ends at once. Raises StartError."""
+async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[], Config]) -> None:
+    """Run until SIGTERM or SIGINT; a second one ends at once. SIGHUP reloads what `read` gives. Raises StartError."""
     _raise_descriptor_limit()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    async with Router(config, log_stream) as router:
+    async with Router(config, log_stream, read) as router:
 
         def signalled() -> None:
             if ended.is_set():
@@ -25,6 +26,7 @@ async def serve(config: Config, log_stream: BackgroundWriter) -> None:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled)
+        loop.add_signal_handler(signal.SIGHUP, router.ask_for_reload)
         names = ", ".join(spec.name for spec in config.specs)
         print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
         print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)

@@ -9,6 +9,13 @@ from warmroute.proxy import errors
 from warmroute.proxy.errors import RouterError
 
 ALL = {
+    "not_http": (errors.not_http(), 400, "bad_request"),
+    "not_one_host": (errors.not_one_host(), 400, "bad_request"),
+    "head_too_large": (errors.head_too_large(1024), 431, "headers_too_large"),
+    "too_many_headers": (errors.too_many_headers(100), 431, "headers_too_large"),
+    "head_too_slow": (errors.head_too_slow(), 408, "head_timeout"),
+    "body_too_slow": (errors.body_too_slow(), 408, "body_timeout"),
+    "too_many_connections": (errors.too_many_connections(10), 503, "too_many_connections"),
     "not_found": (errors.not_found("/sleep"), 404, "unknown_path"),
     "method_not_allowed": (errors.method_not_allowed("/v1/models", ("GET", "HEAD")), 405, "method_not_allowed"),
     "body_too_large": (errors.body_too_large(1024), 413, "body_too_large"),
@@ -18,9 +25,17 @@ ALL = {
     "own_fault": (errors.own_fault("no file descriptor is left"), 503, "router_unavailable"),
     "broke_off": (errors.broke_off("the connection to a broke"), 502, "backend_failed"),
     "internal": (errors.internal(), 500, "router_error"),
+    "busy": (errors.busy(None), 503, "overloaded"),
     "owner_gone": (errors.owner_gone("b1"), 503, "response_owner_unavailable"),
 }
 ANTHROPIC_TYPES = {
+    "not_http": "invalid_request_error",
+    "not_one_host": "invalid_request_error",
+    "head_too_large": "invalid_request_error",
+    "too_many_headers": "invalid_request_error",
+    "head_too_slow": "timeout_error",
+    "body_too_slow": "timeout_error",
+    "too_many_connections": "overloaded_error",
     "not_found": "not_found_error",
     "method_not_allowed": "invalid_request_error",
     "body_too_large": "request_too_large",
@@ -30,6 +45,7 @@ ANTHROPIC_TYPES = {
     "own_fault": "overloaded_error",
     "broke_off": "api_error",
     "internal": "api_error",
+    "busy": "overloaded_error",
     "owner_gone": "overloaded_error",
 }
 
@@ -100,7 +116,14 @@ def test_waiting_is_advised_where_it_helps_and_only_there(name: str) -> None:
     error = ALL[name][0]
     headers = dict(error.headers())
     assert headers[b"content-type"] == b"application/json"
-    waits = {"none_available": b"2", "all_failed": b"1", "own_fault": b"1", "owner_gone": b"2"}
+    waits = {
+        "none_available": b"2",
+        "all_failed": b"1",
+        "own_fault": b"1",
+        "owner_gone": b"2",
+        "busy": b"1",
+        "too_many_connections": b"2",
+    }
     assert headers.get(b"retry-after") == waits.get(name)
     assert headers.get(b"allow") == (b"GET, HEAD" if name == "method_not_allowed" else None)
 

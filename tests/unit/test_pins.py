@@ -527,3 +527,30 @@ def test_the_newest_come_first_whether_proven_or_not(short: PinTable, clock: Clo
         clock.now += 1
         place(short, who, bind("a"))
     assert short.names() == [who.key for who in (prompt("3"), session("2"), prompt("1"))]
+
+
+# Turns served elsewhere
+
+SPILL = Decision(Reason.PIN_SPILL, "b")
+
+
+def test_a_spilled_turn_leaves_the_pin_and_is_counted(table: PinTable, clock: Clock) -> None:
+    place(table, session(), bind("a"))
+    clock.now += 50
+    for count in (1, 2):
+        table.reserve(session(), SPILL)
+        table.spilled(session())
+        assert not table.confirm(session(), SPILL)
+        pin = table.get(session().key)
+        assert pin is not None
+        assert (pin.backend, pin.spills, pin.turns, pin.used) == ("a", count, 1, clock.now)
+    assert not table.withdraw(session(), SPILL)
+    place(table, session(), keep("a"))
+    pin = table.get(session().key)
+    assert pin is not None
+    assert (pin.spills, pin.turns) == (0, 2)
+
+
+def test_a_session_without_a_pin_spills_nothing(table: PinTable) -> None:
+    table.spilled(session())
+    assert len(table) == 0

@@ -40,6 +40,7 @@ class Backend:
 class Pin:
     backend: str
     engine: str | None = None
+    spills: int = 0
 
 
 _rings: dict[tuple[tuple[str, float], ...], Ring] = {}
@@ -686,3 +687,65 @@ def test_an_owner_that_cannot_be_asked_is_replaced_by_nobody(owner: str, exclude
 
 def test_a_draining_owner_still_answers_for_its_responses() -> None:
     assert choose(fleet(Backend("a", accepts_new=False)), None, wishes=Wishes(owner="a")).reason is Reason.OWNER
+
+
+# Full backends
+
+FULL = Bounds(full=4)
+SPILL = Bounds(full=4, spill=True, spills=3)
+
+
+def test_a_session_waits_for_its_full_backend() -> None:
+    of = fleet(Backend("a", in_flight=4), Backend("b"))
+    assert choose(of, session(), Pin("a"), bounds=FULL) == Decision(Reason.BUSY, full="a")
+    assert choose(of, session(), Pin("b"), bounds=FULL).reason is Reason.PIN_HIT
+
+
+def test_or_it_is_served_elsewhere_and_keeps_its_pin_until_it_has_happened_too_often() -> None:
+    of = fleet(Backend("a", in_flight=4), Backend("b"), Backend("c", in_flight=5))
+    spilled = [choose(of, session(), Pin("a", spills=n), bounds=SPILL) for n in range(3)]
+    assert [(d.reason, d.backend) for d in spilled] == [(Reason.PIN_SPILL, "b")] * 3
+    assert [d.change for d in spilled] == [PinChange.NONE, PinChange.NONE, PinChange.MOVE]
+
+
+def test_a_spill_waits_where_all_others_are_full_too() -> None:
+    of = fleet(Backend("a", in_flight=4), Backend("b", in_flight=4), Backend("c", accepts_new=False))
+    assert choose(of, session(), Pin("a"), bounds=SPILL) == Decision(Reason.BUSY, full="a")
+
+
+@pytest.mark.parametrize("who", [None, session()], ids=["no session", "a new session"])
+def test_what_belongs_nowhere_goes_where_there_is_room_or_waits_for_any(who: Session | None) -> None:
+    room = fleet(Backend("a", in_flight=4), Backend("b", in_flight=3), Backend("c", in_flight=9))
+    assert choose(room, who, bounds=FULL).backend == "b"
+    assert choose(fleet(Backend("a", in_flight=4), Backend("b", in_flight=4)), who, bounds=FULL) == Decision(
+        Reason.BUSY
+    )
+
+
+def test_a_full_owner_is_waited_for() -> None:
+    of = fleet(Backend("a", in_flight=4), Backend("b"))
+    assert choose(of, None, wishes=Wishes(owner="a"), bounds=FULL) == Decision(Reason.BUSY, full="a")
+
+
+def test_what_is_urgent_waits_for_nobody() -> None:
+    of = fleet(Backend("a", in_flight=4), Backend("b", in_flight=4))
+    assert choose(of, session(), Pin("a"), wishes=Wishes(urgent=True), bounds=FULL).reason is Reason.PIN_HIT
+    assert choose(of, None, wishes=Wishes(urgent=True), bounds=FULL).backend is not None
+
+
+def test_nothing_is_full_without_a_limit() -> None:
+    assert choose(fleet(Backend("a", in_flight=10**6)), session(), Pin("a")).reason is Reason.PIN_HIT
+
+
+def test_a_backend_where_requests_pile_up_gets_no_new_session_although_it_has_the_fewest() -> None:
+    stuck = fleet(Backend("a", sessions=3, in_flight=5), Backend("b", sessions=4), Backend("c", sessions=4))
+    assert {choose(stuck, session(n)).backend for n in range(9)} <= {"b", "c"}
+    busy = fleet(Backend("a", sessions=3, in_flight=2), Backend("b", sessions=4), Backend("c", sessions=4))
+    assert {choose(busy, session(n)).backend for n in range(9)} == {"a"}
+
+
+def test_a_backend_whose_models_are_not_known_serves_only_where_no_other_is_known_to() -> None:
+    unknown, known, other = Backend("a"), Backend("b", models={"m"}), Backend("c", models={"n"})
+    assert {choose(fleet(unknown, known, other), session(n), model="m").backend for n in range(20)} == {"b"}
+    assert {choose(fleet(unknown, other), session(n), model="m").backend for n in range(20)} == {"a"}
+    assert {choose(fleet(unknown, known), session(n)).backend for n in range(40)} == {"a", "b"}

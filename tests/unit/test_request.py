@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from warmroute.core.headers import Headers, first_values
 from warmroute.core.identity import SOURCES, identify
-from warmroute.proxy.request import BodyTooLarge, ClientLeft, FieldReader, Request, read_body, reader_for
+from warmroute.proxy import errors
+from warmroute.proxy.errors import RouterError
+from warmroute.proxy.request import BodyRefused, ClientLeft, FieldReader, Request, read_body, reader_for
 
 JSON: Headers = [(b"content-type", b"application/json")]
 
@@ -186,6 +189,13 @@ def part(body: bytes, *, more: bool) -> Message:
 GONE: Message = {"type": "http.disconnect"}
 
 
+@dataclass
+class Source:
+    """Where a body comes from."""
+
+    broken: RouterError | None = None
+
+
 @pytest.mark.parametrize(
     ("messages", "body"),
     [
@@ -198,30 +208,41 @@ GONE: Message = {"type": "http.disconnect"}
     ids=["whole", "two parts", "with empty parts", "no body", "an empty body"],
 )
 async def test_a_body_is_read_whole(messages: list[Message], body: bytes) -> None:
-    assert await read_body(receiver(*messages), {}, 5_000) == body
+    assert await read_body(receiver(*messages), {}, 5_000, Source()) == body
 
 
 async def test_a_body_of_exactly_the_limit_is_taken() -> None:
-    assert await read_body(receiver(part(b"12345", more=False)), {b"content-length": b"5"}, 5) == b"12345"
+    assert await read_body(receiver(part(b"12345", more=False)), {b"content-length": b"5"}, 5, Source()) == b"12345"
 
 
 async def test_an_announced_length_over_the_limit_is_refused_before_reading() -> None:
-    with pytest.raises(BodyTooLarge):
-        await read_body(receiver(), {b"content-length": b"6"}, 5)
+    with pytest.raises(BodyRefused, match="larger than 5 bytes"):
+        await read_body(receiver(), {b"content-length": b"6"}, 5, Source())
 
 
 @pytest.mark.parametrize(
     "announced", [{}, {b"content-length": b"3"}, {b"content-length": b"x"}], ids=["none", "a lie", "odd"]
 )
 async def test_a_body_that_grows_over_the_limit_is_refused_at_once(announced: dict[bytes, bytes]) -> None:
-    with pytest.raises(BodyTooLarge):
-        await read_body(receiver(part(b"123", more=True), part(b"456", more=True)), announced, 5)
+    with pytest.raises(BodyRefused, match="larger than 5 bytes"):
+        await read_body(receiver(part(b"123", more=True), part(b"456", more=True)), announced, 5, Source())
+
+
+async def test_a_body_that_breaks_off_is_refused_with_the_connections_reason() -> None:
+    source = Source(errors.body_too_slow())
+    with pytest.raises(BodyRefused) as caught:
+        await read_body(receiver(part(b"123", more=True)), {}, 5, source)
+    assert caught.value.error is source.broken
+
+
+async def test_a_whole_body_is_taken_though_what_follows_it_is_broken() -> None:
+    assert await read_body(receiver(part(b"123", more=False)), {}, 5, Source(errors.not_http())) == b"123"
 
 
 @pytest.mark.parametrize("before", [[], [part(b"half", more=True)]], ids=["at once", "half way"])
 async def test_a_client_that_leaves_is_noticed(before: list[Message]) -> None:
     with pytest.raises(ClientLeft):
-        await read_body(receiver(*before, GONE), {}, 100)
+        await read_body(receiver(*before, GONE), {}, 100, Source())
 
 
 def test_repr_shows_nothing_of_the_conversation() -> None:

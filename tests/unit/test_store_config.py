@@ -125,7 +125,7 @@ def test_a_deadline_that_is_none(deadline: str) -> None:
 def test_the_flag_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Config] = []
 
-    async def serve(config: Config, log_stream: object) -> None:
+    async def serve(config: Config, log_stream: object, read: object) -> None:
         given.append(config)
 
     monkeypatch.setenv("WARMROUTE_STORE__REDIS", "redis://other")

@@ -26,6 +26,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB)")
 _URL = re.compile(r"(https?)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[!-~]*)?")
 """A server's URL: no user, query or fragment, and no byte that could end a request line."""
+_PASSWORD = re.compile(r"(?<=//)[^@/]*@")
 _BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -78,7 +79,8 @@ class BackendConfig(_Section):
         text = (value if "://" in value else f"http://{value}").rstrip("/")
         matched = _URL.fullmatch(text)
         if matched is None or any(mark in text for mark in "?#@\\") or not _is_port(matched[3]):
-            raise ValueError(f"{value!r} is not the URL of a server; write it like http://127.0.0.1:8000")
+            shown = _PASSWORD.sub("**********@", value)
+            raise ValueError(f"{shown!r} is not the URL of a server; write it like http://127.0.0.1:8000")
         try:
             httpx.URL(text)
         except httpx.InvalidURL as error:
@@ -116,6 +118,8 @@ class AffinityConfig(_Section):
     session_bound: Annotated[float, Field(ge=1, le=10)] = 1.05
     even_sessions: Annotated[int, Field(ge=0)] = 100
     in_flight_bound: Annotated[float, Field(ge=1, le=10)] = 1.25
+    when_full: Literal["wait", "spill"] = "wait"
+    spills: Annotated[int, Field(ge=1)] = 3
 
     @field_validator("key_sources")
     @classmethod
@@ -141,6 +145,20 @@ class OutlierConfig(_Section):
     rest: Seconds = 10.0
     longest_rest: Seconds = 300.0
     silence: Seconds = 300.0
+
+
+class QueueConfig(_Section):
+    """How many requests a backend may have in flight, and how many may wait, for how long, when all are full."""
+
+    in_flight: Annotated[int, Field(ge=1)] = 1024
+    length: Annotated[int, Field(ge=0)] = 256
+    timeout: Seconds = 10.0
+
+
+class DrainConfig(_Section):
+    """Emptying a backend: for so long its sessions may stay, if the command gives no other time."""
+
+    deadline: Seconds = 600.0
 
 
 class RetryConfig(_Section):
@@ -234,9 +252,18 @@ def _is_redis_url(text: str) -> bool:
 
 
 class LimitsConfig(_Section):
-    """Bounds on what one client may send, and on how long stopping may take."""
+    """Bounds on what clients may send, on how slow and how many they may be, and on how long stopping may take.
+
+    `min_body_rate` is in bytes a second, over `body_timeout`.
+    """
 
     body: Bytes = 64 << 20
+    head_timeout: Seconds = 10.0
+    body_timeout: Seconds = 30.0
+    min_body_rate: Bytes = 512
+    idle_timeout: Seconds = 75.0
+    send_timeout: Seconds = 60.0
+    max_connections: Annotated[int, Field(gt=0)] = 10_000
     shutdown: Seconds = 30.0
 
 
@@ -258,7 +285,9 @@ class Config(_Section):
     listen: ListenConfig = ListenConfig()
     affinity: AffinityConfig = AffinityConfig()
     health: HealthConfig = HealthConfig()
+    queue: QueueConfig = QueueConfig()
     outlier: OutlierConfig = OutlierConfig()
+    drain: DrainConfig = DrainConfig()
     retry: RetryConfig = RetryConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     resume: ResumeConfig = ResumeConfig()

@@ -51,6 +51,7 @@ class Reason(StrEnum):
 
     PIN_HIT = "pin_hit"  # the backend that holds this conversation
     PIN_LOST = "pin_lost"  # that backend is gone: chosen anew, the pin moves
+    PIN_SPILL = "pin_spill"  # that backend is full: served elsewhere this once, the pin stays
     RING = "ring"  # a new session at its home on the ring
     RING_SPILL = "ring_spill"  # a new session whose home is over its bound: the next one in ring order
     HISTORY = "history"  # a new session that goes on with a history which this backend holds
@@ -60,6 +61,7 @@ class Reason(StrEnum):
     OWNER_GONE = "owner_gone"  # that backend cannot be asked
     SIDE = "side"  # a title, a tag, a probe beside a conversation: least loaded, and no pin is touched
     NO_SESSION = "no_session"  # nothing identifies a conversation: least loaded
+    BUSY = "busy"  # every backend that can take it is full
     NONE_AVAILABLE = "none_available"  # no backend can take it
     UNKNOWN_MODEL = "unknown_model"  # no backend serves the model
 
@@ -74,12 +76,16 @@ class PinChange(StrEnum):
 
 
 class Decision(NamedTuple):
-    """Whom to ask and why. `backend` is None exactly when the reason is NONE_AVAILABLE, OWNER_GONE or UNKNOWN_MODEL."""
+    """Whom to ask and why. `backend` is None exactly when the reason is BUSY, NONE_AVAILABLE, OWNER_GONE or UNKNOWN_MODEL.
+
+    `full` names the one backend that a BUSY request has to wait for, None if any will do.
+    """
 
     reason: Reason
     backend: str | None = None
     engine: str | None = None
     change: PinChange = PinChange.NONE
+    full: str | None = None
 
 
 class Place(NamedTuple):
@@ -135,6 +141,8 @@ class PinView(Protocol):
     def backend(self) -> str: ...
     @property
     def engine(self) -> str | None: ...
+    @property
+    def spills(self) -> int: ...
 
 
 Candidates = Mapping[str, Candidate]
@@ -152,7 +160,8 @@ class Phase(StrEnum):
 class Failure:
     """Why an exchange with a backend failed.
 
-    `kind` is a closed word for metrics (refused, timeout, unreachable, tls, reset, closed, garbage); `detail` is for people.
+    `kind` is a closed word for metrics (refused, timeout, unreachable, tls, reset, closed, garbage, removed); `detail` is for
+    people.
     `stale` says that a kept-alive connection was found closed before a byte came back; `own` that the router itself is at
     fault (out of file descriptors, stopping): of neither the backend is to blame.
     """

@@ -1,7 +1,7 @@
 """Whom to ask: the pin if it holds, else the first backend in ring order that is under its bound."""
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -19,7 +19,8 @@ class Bounds:
     `in_flight` bounds running requests; a backend over it takes new sessions only if all are. For a session that
     would rather be where a part of its prompt is known, `near_in_flight` requests may run there whatever runs elsewhere, and
     `near_sessions` sessions more than a fair share may live there: a known beginning saves one prefill, too many sessions
-    cost as long as they live.
+    cost as long as they live. A backend with `full` requests in flight takes no more (0: any number): its sessions wait, or
+    with `spill` are served elsewhere, and after `spills` times in a row move.
     """
 
     sessions: float = 1.05
@@ -27,6 +28,9 @@ class Bounds:
     in_flight: float = 1.25
     near_in_flight: int = 4
     near_sessions: int = 1
+    full: int = 0
+    spill: bool = False
+    spills: int = 3
 
 
 DEFAULT_BOUNDS = Bounds()
@@ -36,12 +40,13 @@ class Wishes(NamedTuple):
     """What a request asks of its placement beyond its session.
 
     `owner` is the one backend that can answer it; `near` is where a session without a pin had better go; `side` says that
-    it is beside a conversation.
+    it is beside a conversation; `urgent` that it may not wait, since a part of its answer has been sent.
     """
 
     owner: str | None = None
     near: Near | None = None
     side: bool = False
+    urgent: bool = False
 
 
 NO_WISHES = Wishes()
@@ -59,8 +64,12 @@ class Fleet:
         return {model for backend in self.backends.values() for model in backend.models or ()}
 
     def serving(self, model: str | None, exclude: Collection[str] = ()) -> list[Candidate]:
-        """The backends that are available, serve the model (or whose models are not known yet) and are not excluded."""
-        return [b for b in self.backends.values() if b.name not in exclude and b.available and _serves(b, model)]
+        """The backends that are available, serve the model and are not excluded.
+
+        One whose models are not known may serve it, and counts where none is known to.
+        """
+        may = [b for b in self.backends.values() if b.name not in exclude and b.available and _serves(b, model)]
+        return [b for b in may if b.models is not None] or may if model is not None else may
 
 
 def decide(
@@ -79,11 +88,15 @@ def decide(
     `exclude` names the backends that have failed this request already. `request_key` breaks ties between equally loaded
     backends for a request without a session.
     """
+    if wishes.urgent:
+        bounds = replace(bounds, full=0)
     if wishes.owner is not None:
-        return _ask_owner(fleet, wishes.owner, session, pin, exclude)
+        return _ask_owner(fleet, wishes.owner, session, pin, exclude, bounds)
     if pin is not None and session is not None:
         pinned = fleet.backends.get(pin.backend)
         if pinned is not None and pinned.available and pinned.name not in exclude and _serves(pinned, model):
+            if _full(pinned, bounds):
+                return _spill(fleet, session, pinned, pin, model, exclude, bounds)
             engine = pin.engine if _has_engine(pinned, pin.engine) else pick_engine(pinned, session.key)
             return Decision(Reason.PIN_HIT, pinned.name, engine, PinChange.KEEP)
     serving = fleet.serving(model, exclude)
@@ -91,6 +104,9 @@ def decide(
         known = model is None or any(_serves(b, model) for b in fleet.backends.values())
         return Decision(Reason.NONE_AVAILABLE if known or not fleet.backends else Reason.UNKNOWN_MODEL)
     candidates = [b for b in serving if b.accepts_new] or serving
+    candidates = [b for b in candidates if not _full(b, bounds)]
+    if not candidates:
+        return Decision(Reason.BUSY)
     if session is None:
         reason = Reason.SIDE if wishes.side else Reason.NO_SESSION
         return Decision(reason, _least_loaded(fleet.ring, candidates, request_key).name)
@@ -106,13 +122,43 @@ def decide(
     return Decision(reason, chosen.name, engine, PinChange.BIND)
 
 
+def _full(backend: Candidate, bounds: Bounds) -> bool:
+    return 0 < bounds.full <= backend.in_flight
+
+
+def _spill(
+    fleet: Fleet,
+    session: Session,
+    pinned: Candidate,
+    pin: PinView,
+    model: str | None,
+    exclude: Collection[str],
+    bounds: Bounds,
+) -> Decision:
+    """The pinned backend is full: wait for it, or go elsewhere this once, or for good where that has happened too often."""
+    serving = fleet.serving(model, {*exclude, pinned.name}) if bounds.spill else []
+    others = [b for b in serving if b.accepts_new and not _full(b, bounds)]
+    if not others:
+        return Decision(Reason.BUSY, full=pinned.name)
+    _, chosen = _place(fleet.ring, others, session.key, bounds)
+    change = PinChange.MOVE if pin.spills + 1 >= bounds.spills else PinChange.NONE
+    return Decision(Reason.PIN_SPILL, chosen.name, pick_engine(chosen, session.key), change)
+
+
 def _ask_owner(
-    fleet: Fleet, owner: str, session: Session | None, pin: PinView | None, exclude: Collection[str]
+    fleet: Fleet,
+    owner: str,
+    session: Session | None,
+    pin: PinView | None,
+    exclude: Collection[str],
+    bounds: Bounds,
 ) -> Decision:
     """Only the backend that made a response has it: no other is asked, and a session's pin follows."""
     backend = fleet.backends.get(owner)
     if backend is None or not backend.available or owner in exclude:
         return Decision(Reason.OWNER_GONE)
+    if _full(backend, bounds):
+        return Decision(Reason.BUSY, full=owner)
     if session is None:
         return Decision(Reason.OWNER, owner)
     stays = pin is not None and pin.backend == owner
@@ -183,16 +229,27 @@ def _place(ring: Ring, candidates: list[Candidate], key: bytes, bounds: Bounds) 
     """The key's home among the candidates, and the first in ring order that is under both bounds.
 
     The bounds count the session being placed, so one candidate always passes the first; where none passes both, the one
-    with the fewest requests in flight among those that pass the first is taken.
+    with the fewest requests in flight among those that pass the first is taken, unless so much runs there that it may be
+    stuck: then one of the others that is hardly above its share.
     """
     weight = sum(b.weight for b in candidates)
     sessions = (sum(b.sessions for b in candidates) + 1) / weight
     in_flight = (sum(b.in_flight for b in candidates) + 1) / weight
     ordered = list(_ordered(ring, candidates, key))
-    under = [b for b in ordered if b.sessions + 1 <= _limit(sessions * b.weight, bounds.sessions, bounds.even)]
+    most = {b.name: _limit(sessions * b.weight, bounds.sessions, bounds.even) for b in ordered}
+    under = [b for b in ordered if b.sessions + 1 <= most[b.name]]
     for backend in under:
         if backend.in_flight + 1 <= _limit(in_flight * backend.weight, bounds.in_flight):
             return ordered[0], backend
+    stuck = {
+        b.name
+        for b in ordered
+        if b.in_flight >= max(bounds.near_in_flight, _limit(in_flight * b.weight, bounds.in_flight))
+    }
+    if all(b.name in stuck for b in under):
+        near = [b for b in ordered if b.name not in stuck and b.sessions < most[b.name] + bounds.near_sessions]
+        if near:
+            return ordered[0], min(near, key=lambda b: b.sessions / b.weight)
     return ordered[0], min(under, key=lambda b: b.in_flight / b.weight)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-from .resume import TokenTap
 from .sse import ContentGate
+from .tap import TokenTap
 from .usage import MARK, NO_USAGE, Usage, usage_from
 
 _TAIL = 4096
@@ -71,6 +71,8 @@ class Relay:
         """The backend ended its answer; return what was still held."""
         held = self._gate.release() if self._gate is not None else b""
         self._gate = None
+        if self.tap is not None:
+            held = self.tap.take(held) + self.tap.end()
         self.state = RelayState.DONE
         self.note(held)
         return held

@@ -1,26 +1,23 @@
 """Going on with a stream whose backend died: by the tokens it had, since text does not tokenize back to the same ones."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from .messages import Shape
+from .tap import MAX_EVENT, TokenTap, numbers
 
 ASK = b'"return_token_ids":true,'
 """Put into a request's body, so that vLLM tells the tokens of prompt and answer."""
 
-_PROMPT_IDS = b'"prompt_token_ids":['
-_IDS = b'"token_ids":['
-_MAX_EVENT = 8 << 20
-"""Bytes of one event that are held until it is whole; the first one is as long as the prompt's ids."""
 
 _CARRIED = frozenset(
     {
         *("model", "user", "priority", "cache_salt", "vllm_xargs", "session_id", "stream_options"),
         *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids"),
         *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
-        *("logit_bias", "allowed_token_ids", "truncate_prompt_tokens", "detokenize", "length_penalty"),
+        *("logit_bias", "allowed_token_ids", "detokenize", "length_penalty"),
     }
 )
 """Fields that mean the same for the rest of an answer as for the whole. (A repetition penalty counts the prompt too.)"""
@@ -31,7 +28,14 @@ _DONE_WITH = frozenset(
         *("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "documents"),
         *("add_special_tokens", "reasoning_effort", "include_reasoning", "parallel_tool_calls", "metadata", "store"),
         *("service_tier", "safety_identifier", "prompt_cache_key", "litellm_session_id", "session_params"),
-        *("conversation", "conversation_id", "request_id", "mm_processor_kwargs", "verbosity"),
+        *(
+            "conversation",
+            "conversation_id",
+            "request_id",
+            "mm_processor_kwargs",
+            "verbosity",
+            "truncate_prompt_tokens",
+        ),
     }
 )
 """Fields that have had their effect on the prompt, that are set anew, or that have none on the tokens."""
@@ -61,114 +65,24 @@ class Why(StrEnum):
     OFF = "off"  # resume is switched off
     STOPPING = "stopping"  # the router itself ended it
     PROTOCOL = "protocol"  # not a stream of chat or completions, whose tokens vLLM tells
-    TOKENS_UNKNOWN = "tokens_unknown"  # the backend did not tell its tokens
+    TOKENS_UNKNOWN = "tokens_unknown"  # the backend did not tell all of its tokens
+    BOUNDARY = "boundary"  # where the client's text ends among the tokens could not be found out
     REASONING = "reasoning"  # cut while the model was thinking
     FIELD = "field"  # the request has a field that cannot be carried over the cut exactly
     LENGTH = "length"  # how long the answer may become is not known
     FAILED = "failed"  # the backends that were asked to go on failed too
 
 
-def ask(shape: Shape | None, body: bytes, *, stream: bool, told: bool, tools: bool, limit: int) -> bytes | None:
+def ask(shape: Shape | None, body: bytes, *, useful: bool, limit: int) -> bytes | None:
     """The body with the question for tokens put in, or None where it would be of no use.
 
-    `stream`: the client wants a stream; `told`: it asks for tokens itself; `tools`: it offers tools, whose calls could not
-    be told from text after a cut.
+    `useful`: the client wants one stream, does not ask for tokens itself, and offers no tools, whose calls could not be told
+    from text after a cut.
     """
-    if shape not in (Shape.CHAT, Shape.COMPLETIONS) or not stream or told or tools or len(body) > limit:
+    if shape not in (Shape.CHAT, Shape.COMPLETIONS) or not useful or len(body) > limit:
         return None
     at = body.find(b"{")
     return None if at < 0 else body[: at + 1] + ASK + body[at + 1 :]
-
-
-class TokenTap:
-    """Takes the tokens out of a stream's events on their way to the client, which sees what it would without the question.
-
-    `prompt` holds the ids of the prompt as they came, b"" until they have come; `ids` those of the answer, an item an event;
-    `flushed` counts the items whose text has reached the client whole.
-    """
-
-    __slots__ = ("_rest", "finished", "first", "flushed", "ids", "prompt", "reasoning", "usage_sent")
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self.prompt = b""
-        self.ids: list[bytes] = []
-        self.flushed = 0
-        self.reasoning = False
-        self.finished = False
-        self.usage_sent = False
-        self.first = b""
-
-    def __repr__(self) -> str:
-        return f"<TokenTap {len(self.ids)} events with tokens, {self.flushed} flushed>"
-
-    @property
-    def clean(self) -> bool:
-        """Whether no part of an event is held."""
-        return not self._rest
-
-    def take(self, data: bytes) -> bytes:
-        """Take bytes of the stream; returns what the client gets: whole events, with null where the tokens were.
-
-        A backend that tells no tokens has its bytes passed as they come.
-        """
-        if self.first and not self.prompt:
-            return data
-        if self._rest:
-            data = self._rest + data
-            self._rest = b""
-        if not data.endswith(b"\n\n"):
-            whole, blank, self._rest = data.rpartition(b"\n\n")
-            data = whole + blank
-            if len(self._rest) > _MAX_EVENT:
-                data, self._rest = data + self._rest, b""
-        if not self.first and data:
-            data = self._begin(data)
-            if not self.prompt:
-                data, self._rest = data + self._rest, b""
-        at = data.find(_IDS)
-        return data if at < 0 and b'"finish_reason":"' not in data and b'"usage":{' not in data else self._events(data)
-
-    def _begin(self, data: bytes) -> bytes:
-        """The first events: what they say of the answer as a whole, and the prompt's tokens."""
-        at = data.find(_PROMPT_IDS)
-        if at >= 0:
-            end = data.find(b"]", at)
-            self.prompt = data[at + len(_PROMPT_IDS) : end]
-            data = data[: at + len(_PROMPT_IDS) - 1] + b"null" + data[end + 1 :]
-        self.first = data.partition(b"\n\n")[0]
-        return data
-
-    def _events(self, data: bytes) -> bytes:
-        taken = []
-        for event in data.split(b"\n\n"):
-            at = event.find(_IDS)
-            if at >= 0:
-                end = event.find(b"]", at)
-                self.ids.append(event[at + len(_IDS) : end])
-                self._flush(event)
-                event = event[: at + len(_IDS) - 1] + b"null" + event[end + 1 :]
-            self.finished = self.finished or b'"finish_reason":"' in event
-            self.usage_sent = self.usage_sent or (b'"choices":[]' in event and b'"usage":{' in event)
-            taken.append(event)
-        return b"\n\n".join(taken)
-
-    def _flush(self, event: bytes) -> None:
-        """Tokens are flushed once text comes: until a character is whole, vLLM sends its tokens with an empty text."""
-        said = b'"content":"' in event or b'"text":"' in event
-        if said and b'"content":""' not in event and b'"text":""' not in event:
-            self.flushed = len(self.ids)
-            self.reasoning = False
-        elif b'"reasoning":"' in event or b'"reasoning_content":"' in event:
-            self.reasoning = True
-
-    def drop(self) -> None:
-        """Forget a part of an event that its backend did not finish."""
-        self._rest = b""
-
-    def tokens(self) -> list[int]:
-        """The answer's tokens whose text the client has."""
-        return [int(number) for item in self.ids[: self.flushed] for number in item.split(b",") if number.strip()]
 
 
 class Rest(NamedTuple):
@@ -176,6 +90,7 @@ class Rest(NamedTuple):
 
     body: bytes
     events: "RestEvents"
+    tap: TokenTap
 
 
 def rest_of(shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None, context: int | None) -> Rest | Why:
@@ -185,14 +100,16 @@ def rest_of(shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None, 
     """
     if shape not in (Shape.CHAT, Shape.COMPLETIONS):
         return Why.PROTOCOL
-    if tap is None or not tap.prompt or not tap.first:
+    if tap is None or not tap.prompt or not tap.first or tap.lost:
         return Why.TOKENS_UNKNOWN
     if tap.reasoning:
         return Why.REASONING
     if not all(_carries(name, value) for name, value in body.items()) or _has_media(body.get("messages")):
         return Why.FIELD
-    prompt = [int(number) for number in tap.prompt.split(b",")]
-    said = tap.tokens()
+    given = body.get("prompt")
+    if isinstance(given, list) and len(given) != 1 and not all(isinstance(token, int) for token in given):
+        return Why.FIELD
+    prompt, said = numbers(tap.prompt), tap.tokens()
     most = body.get("max_completion_tokens") or body.get("max_tokens")
     if most is None:
         most = 16 if shape is Shape.COMPLETIONS else None if context is None else context - len(prompt)
@@ -203,7 +120,7 @@ def rest_of(shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None, 
     least = body.get("min_tokens")
     if isinstance(least, int) and least > len(said):
         asked["min_tokens"] = least - len(said)
-    return Rest(json.dumps(asked).encode(), RestEvents(shape, tap, len(prompt), len(said)))
+    return Rest(json.dumps(asked).encode(), RestEvents(shape, tap, len(prompt), len(said)), tap)
 
 
 def end_of(shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None) -> bytes | None:
@@ -214,7 +131,7 @@ def end_of(shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None) -
     end = b"data: [DONE]\n\n"
     if not isinstance(options, dict) or not options.get("include_usage") or tap.usage_sent:
         return end
-    prompt, said = (sum(len(item.split(b",")) for item in items if item) for items in ([tap.prompt], tap.ids))
+    prompt, said = len(numbers(tap.prompt)), sum(len(numbers(item)) for item in tap.ids)
     usage = {"prompt_tokens": prompt, "total_tokens": prompt + said, "completion_tokens": said}
     shown = {**_frame(tap), "choices": [], "usage": usage}
     return b"data: " + json.dumps(shown, separators=(",", ":")).encode() + b"\n\n" + end
@@ -263,38 +180,48 @@ class RestEvents:
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the continuation; return events for the client. Raises ValueError for what is no such stream."""
         *events, self._buffer = (self._buffer + data).split(b"\n\n")
-        return b"".join(self._event(event) for event in events)
+        if len(self._buffer) > MAX_EVENT:
+            raise ValueError("an event without an end")
+        try:
+            return b"".join([self._event(event) for event in events])
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"not an event of completions ({type(error).__name__})") from None
 
     def _event(self, event: bytes) -> bytes:
         if not event.startswith(b"data:"):
             return event + b"\n\n"  # a comment that keeps the connection alive
         data = event[5:].strip()
         if data == b"[DONE]":
+            if not self._tap.finished:
+                raise ValueError("an end without a finish_reason")
             self.done = True
             return event + b"\n\n"
         value = json.loads(data)
         if "error" in value:
             raise ValueError(str(value["error"])[:200])
-        shown = {**self._frame, "choices": [c for choice in value["choices"] for c in self._choice(choice)]}
+        if not isinstance(value["choices"], list):
+            raise TypeError
+        shown = {**self._frame, "choices": [self._choice(choice) for choice in value["choices"]]}
         if isinstance(value.get("usage"), dict):
             shown["usage"] = self._usage(value["usage"])
-        if not shown["choices"] and "usage" not in shown:
-            return b""
+            self._tap.usage_sent = self._tap.usage_sent or not shown["choices"]
         return b"data: " + json.dumps(shown, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
 
-    def _choice(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        text, reason, ids = choice.get("text") or "", choice.get("finish_reason"), choice.get("token_ids") or []
+    def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
+        text, reason, ids = choice["text"], choice.get("finish_reason"), choice.get("token_ids") or []
+        if not isinstance(text, str) or not all(isinstance(token, int) for token in ids):
+            raise TypeError
         self.tokens += len(ids)
         if ids:
             self._tap.ids.append(",".join(map(str, ids)).encode())
         if text:
+            self._tap.lost = self._tap.lost or not ids
             self._tap.flushed = len(self._tap.ids)
         self._tap.finished = self._tap.finished or reason is not None
         same = {"logprobs": None, "finish_reason": reason, "stop_reason": choice.get("stop_reason"), "token_ids": None}
         if self._shape is Shape.COMPLETIONS:
-            yield {"index": 0, "text": text, **same}
-        elif text or reason is not None:
-            yield {"index": 0, "delta": {"content": text}, **same}
+            return {"index": 0, "text": text, **same}
+        return {"index": 0, "delta": {"content": text}, **same}
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """Tokens of the whole answer: those said before count as the answer's and not as the prompt's."""

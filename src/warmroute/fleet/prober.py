@@ -12,6 +12,7 @@ from ..core.model import BackendSpec
 from .fetch import FetchError, fetch
 from .pace import Pace
 from .registry import BackendState, Registry
+from .watch import Watchers
 
 log = logging.getLogger("warmroute.health")
 
@@ -47,19 +48,27 @@ class Prober:
         self._times = times
         self._clock = clock
         self._came_up = came_up
-        self._paces = {name: Pace() for name in registry.backends}
+        self._watchers = Watchers(registry, self._watch, "probe")
+
+    def __repr__(self) -> str:
+        return f"<Prober {self._watchers!r}>"
 
     def nudge(self, name: str) -> None:
         """Check this backend now: a request has just failed there."""
-        self._paces[name].nudge()
+        self._watchers.nudge(name)
+
+    def follow(self, times: ProbeTimes) -> None:
+        """The backends, or the times, have changed: those that went are not checked any more."""
+        changed, self._times = times != self._times, times
+        self._watchers.follow()
+        if changed:
+            self._watchers.skip_pauses()
 
     async def run(self) -> None:
         """Check for ever; ends by cancellation."""
-        async with asyncio.TaskGroup() as group:
-            for state in self._registry.backends.values():
-                group.create_task(self._watch(state), name=f"probe {state.name}")
+        await self._watchers.run()
 
-    async def _watch(self, state: BackendState) -> None:
+    async def _watch(self, state: BackendState, pace: Pace) -> None:
         models_at = -MODELS_EVERY
         while True:
             try:
@@ -68,6 +77,8 @@ class Prober:
                 log.warning("%s could not be checked: %s", state.name, own)
                 await asyncio.sleep(self._times.interval)
                 continue
+            if error is None and state.waits_for_check:
+                await self._read_models(state)  # before it is used: others may serve what it does not
             changed = self._registry.probed(state.name, error, self._clock())
             if changed and error is None:
                 self._came_up(state.name)
@@ -78,7 +89,7 @@ class Prober:
                 models_at = self._clock()
                 await self._read_models(state)
             settled = state.health.settled
-            await self._paces[state.name].pause(self._times.interval if settled else self._times.unsettled_interval)
+            await pace.pause(self._times.interval if settled else self._times.unsettled_interval)
 
     async def _check(self, spec: BackendSpec) -> str | None:
         """None if the backend is healthy, else why not. Raises FetchError if the router itself could not ask."""

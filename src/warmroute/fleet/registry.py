@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import TracebackType
+from typing import NamedTuple
 
+from ..core.drain import Drain
 from ..core.exposition import Family
 from ..core.health import Health, Thresholds
 from ..core.model import BackendSpec, Decision, Failure, Phase
@@ -55,7 +58,10 @@ class EngineState:
 
 @dataclass(slots=True, repr=False)
 class BackendState:
-    """How one backend is doing. Decisions read it as a `core.model.Candidate`."""
+    """How one backend is doing. Decisions read it as a `core.model.Candidate`.
+
+    `unproven`: it has come to backends that work, so it is not used before its first check.
+    """
 
     spec: BackendSpec
     pins: PinTable
@@ -63,7 +69,8 @@ class BackendState:
     health: Health = field(default_factory=Health)
     outlier: Outlier = field(default_factory=Outlier)
     heard_at: float = 0.0
-    draining: bool = False
+    drain: Drain = field(default_factory=Drain)
+    unproven: bool = False
     models: frozenset[str] | None = None
     models_error: str | None = None
     model_cards: list[dict[str, object]] = field(default_factory=list)
@@ -83,12 +90,26 @@ class BackendState:
 
     @property
     def available(self) -> bool:
-        return self.health.usable and self.outlier.admits
+        return self.health.usable and self.outlier.admits and not self.drain.over and not self.waits_for_check
+
+    @property
+    def waits_for_check(self) -> bool:
+        return self.unproven and self.health.up is None
+
+    @property
+    def works(self) -> bool:
+        """Whether it is known to be up, and may be asked."""
+        return bool(self.health.up) and self.outlier.admits and not self.drain.over
 
     @property
     def reason(self) -> str:
         """Why it is not in use, for people; empty if it is."""
-        return self.health.reason or self.outlier.reason
+        over = "its drain is over; undrain it to use it again" if self.drain.over else ""
+        return self.health.reason or self.outlier.reason or over
+
+    @property
+    def draining(self) -> bool:
+        return self.drain.until is not None
 
     @property
     def accepts_new(self) -> bool:
@@ -100,13 +121,15 @@ class BackendState:
 
     @property
     def state(self) -> str:
-        """One word for people: starting, up, down, resting, trial or draining."""
+        """One word for people: starting, up, down, resting, trial, draining or drained."""
         if self.health.up is None:
             return "starting"
         if not self.health.up:
             return "down"
         if self.outlier.state is not Rest.IN:
             return "resting" if self.outlier.state is Rest.OUT else "trial"
+        if self.drain.over:
+            return "drained"
         return "draining" if self.draining else "up"
 
 
@@ -138,6 +161,15 @@ class Lease:
             self._engine.in_flight -= 1
 
 
+class Changes(NamedTuple):
+    """What a new configuration did to the backends, by name. A changed URL replaces a backend by a new one."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    reweighted: tuple[str, ...] = ()
+
+
 class Registry:
     """All backends by name. Times are seconds of the caller's clock."""
 
@@ -158,6 +190,31 @@ class Registry:
     def __repr__(self) -> str:
         return f"<Registry {list(self.backends.values())}>"
 
+    def reconfigure(
+        self, specs: Iterable[BackendSpec], ring: Ring, limits: Thresholds, outliers: OutlierLimits, now: float
+    ) -> Changes:
+        """Take other backends, in one step. Those of the same name and URL keep all that is known of them.
+
+        `ring` is over all of them. A backend that is new is used after its first check, if there are others to use till then.
+        """
+        before, specs = dict(self.backends), tuple(specs)
+        kept = {s.name: b for s in specs if (b := before.get(s.name)) is not None and b.spec.url == s.url}
+        reweighted = tuple(s.name for s in specs if s.name in kept and kept[s.name].weight != s.weight)
+        works = any(b.works for b in kept.values())
+        self.backends.clear()
+        for spec in specs:
+            state = kept.get(spec.name) or BackendState(spec, self._pins, now, unproven=works)
+            state.spec, state.weight = spec, spec.weight
+            self.backends[spec.name] = state
+        self._limits, self._outliers = limits, outliers
+        self._fleet = Fleet(self.backends, ring)
+        return Changes(
+            added=tuple(s.name for s in specs if s.name not in before),
+            removed=tuple(name for name in before if name not in self.backends),
+            replaced=tuple(s.name for s in specs if s.name in before and s.name not in kept),
+            reweighted=reweighted,
+        )
+
     def fleet(self) -> Fleet:
         """What a decision reads. Its backends are live, so it must be used before the next await."""
         return self._fleet
@@ -172,7 +229,10 @@ class Registry:
     def probed(self, name: str, error: str | None, now: float) -> bool:
         """Take an active check's result; returns True if the backend's state changed."""
         state = self.backends[name]
-        return self._flipped(state, state.health.probed(error, self._limits), now)
+        changed = state.health.probed(error, self._limits)
+        if changed and error is None:  # it was down: what its traffic told was of that
+            state.outlier = Outlier()
+        return self._flipped(state, changed, now)
 
     def failed(self, name: str, failure: Failure, now: float) -> bool:
         """Take a request's failure at a backend; returns True if its state changed for everybody.
@@ -180,8 +240,8 @@ class Registry:
         A refused connection changes it at once. An exchange that broke may be the fault of its request: whether the backend
         lives is for the next health check to say; after several in a row it rests, if others can do its work.
         """
-        state = self.backends[name]
-        if failure.stale or failure.own:
+        state = self.backends.get(name)
+        if state is None or failure.stale or failure.own or failure.kind == "removed":
             return False
         state.failures += 1
         if failure.phase is Phase.CONNECT:
@@ -191,8 +251,8 @@ class Registry:
 
     def succeeded(self, name: str, now: float) -> bool:
         """Take an answer that was no fault of its backend's; returns True if the backend is back in rotation by it."""
-        state = self.backends[name]
-        return self._flipped(state, state.outlier.succeeded(), now)
+        state = self.backends.get(name)
+        return state is not None and self._flipped(state, state.outlier.succeeded(), now)
 
     def sweep(self, heard: Callable[[str], bool], now: float, stall: float) -> list[str]:
         """Let time pass: rests end, and backends that were silent for `stall` seconds with requests waiting begin one.
@@ -205,7 +265,7 @@ class Registry:
             if heard(name) or not state.in_flight:
                 state.heard_at = now
             elif now - state.heard_at >= stall and self._may_rest(state):
-                state.outlier.rest(f"it sent nothing for {stall:.0f} s while requests waited", now, self._outliers)
+                state.outlier.rest(f"it sent nothing for {stall:g} s while requests waited", now, self._outliers)
                 state.heard_at = state.since = now
                 silent.append(name)
         return silent
@@ -214,7 +274,7 @@ class Registry:
         """Whether a backend may rest: others are in rotation, and no more than half of all rest."""
         others = [b for b in self.backends.values() if b is not state]
         resting = sum(b.outlier.state is not Rest.IN for b in others)
-        working = any(b.health.usable and b.outlier.state is Rest.IN for b in others)
+        working = any(b.health.usable and b.outlier.state is Rest.IN and not b.drain.over for b in others)
         return working and resting < max(1, len(self.backends) // 2)
 
     def set_models(self, name: str, cards: list[dict[str, object]]) -> None:
@@ -241,21 +301,34 @@ class Registry:
             known = {e.engine: e for e in state.engines}
             state.engines = [known.get(e) or EngineState(name, e, self._pins) for e in engines]
 
-    def drain(self, name: str, on: bool) -> None:
-        """Stop (or resume) giving a backend new sessions. Raises KeyError for an unknown name."""
-        self.backends[name].draining = on
+    def drain(self, name: str, on: bool, until: float = inf) -> None:
+        """Give a backend no new sessions, and after the time `until` nothing at all; or use it again.
+
+        Raises KeyError for an unknown name.
+        """
+        state = self.backends[name]
+        if on:
+            state.drain.begin(until)
+        else:
+            state.drain.end()
+
+    def end_drains(self, now: float) -> list[str]:
+        """Let time pass; returns the names of the backends whose deadline has just passed."""
+        over = [state for state in self.backends.values() if state.drain.tick(now)]
+        for state in over:
+            state.since = now
+        return [state.name for state in over]
 
     def not_ready(self) -> list[str]:
         """Why no request can be served, one sentence a backend; empty if at least one backend is up."""
-        usable = any(b.health.up and b.outlier.admits for b in self.backends.values())
-        return [] if usable else self.unavailable()
+        return [] if any(b.works for b in self.backends.values()) else self.unavailable()
 
     def unavailable(self) -> list[str]:
         """One sentence for each backend that is not known to be up and in rotation."""
         return [
             f"{b.name} is {b.state}" + (f" ({b.reason})" if b.reason else "")
             for b in self.backends.values()
-            if not (b.health.up and b.outlier.admits)
+            if not b.works
         ]
 
     @staticmethod

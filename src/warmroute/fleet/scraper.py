@@ -1,6 +1,5 @@
 """Reads every backend's /metrics: one task a backend; what was read last is what everybody is shown."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from ..core.rates import Hits
 from .fetch import FetchError, fetch
 from .pace import Pace
 from .registry import BackendState, CacheCounters, Registry, Scrape
+from .watch import Watchers
 
 log = logging.getLogger("warmroute.scrape")
 
@@ -52,23 +52,31 @@ class Scraper:
         self._times = times
         self._clock = clock
         self._keep = keep
-        self._paces = {name: Pace() for name in registry.backends}
+        self._watchers = Watchers(registry, self._watch, "scrape")
+
+    def __repr__(self) -> str:
+        return f"<Scraper {self._watchers!r}>"
 
     def nudge(self, name: str) -> None:
         """Read this backend soon: it has just come up, and its engines should be known before its first sessions."""
-        self._paces[name].nudge()
+        self._watchers.nudge(name)
+
+    def follow(self, times: ScrapeTimes, keep: Callable[[str], bool]) -> None:
+        """The backends, the times, or what is kept, have changed: backends that went are not read any more."""
+        changed, self._times, self._keep = times != self._times, times, keep
+        self._watchers.follow()
+        if changed:
+            self._watchers.skip_pauses()
 
     async def run(self) -> None:
         """Read for ever; ends by cancellation."""
-        async with asyncio.TaskGroup() as group:
-            for state in self._registry.backends.values():
-                group.create_task(self._watch(state), name=f"scrape {state.name}")
+        await self._watchers.run()
 
-    async def _watch(self, state: BackendState) -> None:
+    async def _watch(self, state: BackendState, pace: Pace) -> None:
         while True:
             started = self._clock()
             await self._read(state)
-            await self._paces[state.name].pause(max(0.0, started + self._times.interval - self._clock()))
+            await pace.pause(max(0.0, started + self._times.interval - self._clock()))
 
     async def _read(self, state: BackendState) -> None:
         error = None

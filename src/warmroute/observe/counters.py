@@ -51,6 +51,8 @@ class RequestCounters:
     sources: Counter[str] = field(default_factory=Counter)
     resumes: Counter[str] = field(default_factory=Counter)
     client_aborts: int = 0
+    client_timeouts: Counter[str] = field(default_factory=Counter)
+    connections_refused: int = 0
     log_lines_dropped: Callable[[], int] = lambda: 0
     internal_errors: Counter[str] = field(default_factory=Counter)
     duration: dict[str, Histogram] = field(default_factory=dict)

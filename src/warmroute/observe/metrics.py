@@ -15,6 +15,7 @@ from ..pins.shared import SharedPins
 from ..recognition.memory import Memory
 from .counters import Histogram, RequestCounters
 from .hit_rates import Tier, fleet_windowed, ratio, tier_of, windowed
+from .reloads import Reloads
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,6 +32,7 @@ class RouterCollector(Collector):
         stale_after: float,
         memory: Memory,
         shared: SharedPins | None = None,
+        reloads: Reloads | None = None,
     ) -> None:
         self._counters = counters
         self._registry = registry
@@ -39,6 +41,7 @@ class RouterCollector(Collector):
         self._stale_after = stale_after
         self._memory = memory
         self._shared = shared
+        self._reloads = reloads or Reloads()
 
     def collect(self) -> Iterator[Metric]:
         backends = list(self._registry.backends.values())
@@ -47,12 +50,14 @@ class RouterCollector(Collector):
         build.add_metric([__version__], 1)
         yield build
         yield from self._requests()
-        yield from _backends(backends)
+        yield from self._trouble()
+        yield from _backends(backends, now)
         yield from self._sessions(backends)
         yield from _cache(backends, "local", "prefix_cache", now)
         yield from _cache(backends, "external", "external_prefix_cache", now)
         yield from self._scrapes(backends, now)
         yield from _recognition(self._memory)
+        yield from _config(self._reloads)
         if self._shared is not None:
             yield from _store(self._shared)
 
@@ -86,6 +91,17 @@ class RouterCollector(Collector):
         for labels, count in counters.refused_keys.items():
             refused.add_metric(labels, count)
         yield refused
+        yield _histogram(
+            "warmroute_request_duration_seconds", "Time from a request's arrival to its end", counters.duration
+        )
+        yield _histogram(
+            "warmroute_time_to_first_byte_seconds",
+            "Time from a request's arrival to first content",
+            counters.first_byte,
+        )
+
+    def _trouble(self) -> Iterator[Metric]:
+        counters = self._counters
         yield _counter(
             "warmroute_broken_streams_total",
             "Streams whose backend died after content, by how they were gone on with (resumed) or why not",
@@ -97,6 +113,17 @@ class RouterCollector(Collector):
             "Clients that left before their answer was whole",
             value=counters.client_aborts,
         )
+        yield _counter(
+            "warmroute_client_timeouts_total",
+            "Client connections ended since they kept the router waiting, by for what",
+            "what",
+            counters.client_timeouts,
+        )
+        yield CounterMetricFamily(
+            "warmroute_connections_refused_total",
+            "Connections of clients refused since there were too many",
+            value=counters.connections_refused,
+        )
         yield CounterMetricFamily(
             "warmroute_log_lines_dropped_total",
             "Access log lines lost because nobody read them fast enough",
@@ -104,14 +131,6 @@ class RouterCollector(Collector):
         )
         yield _counter(
             "warmroute_internal_errors_total", "Faults of the router itself", "where", counters.internal_errors
-        )
-        yield _histogram(
-            "warmroute_request_duration_seconds", "Time from a request's arrival to its end", counters.duration
-        )
-        yield _histogram(
-            "warmroute_time_to_first_byte_seconds",
-            "Time from a request's arrival to first content",
-            counters.first_byte,
         )
 
     def _sessions(self, backends: Iterable[BackendState]) -> Iterator[Metric]:
@@ -130,7 +149,7 @@ class RouterCollector(Collector):
         yield _gauge("warmroute_backend_metrics_fresh", "1 while the backend's own metrics are up to date", fresh)
 
 
-def _backends(backends: list[BackendState]) -> Iterator[Metric]:
+def _backends(backends: list[BackendState], now: float) -> Iterator[Metric]:
     yield _gauge(
         "warmroute_backend_up", "1 if the backend is healthy", ((b.name, float(bool(b.health.up))) for b in backends)
     )
@@ -138,6 +157,11 @@ def _backends(backends: list[BackendState]) -> Iterator[Metric]:
         "warmroute_backend_draining",
         "1 while it takes no new sessions",
         ((b.name, float(b.draining)) for b in backends),
+    )
+    yield _gauge(
+        "warmroute_backend_drain_seconds_left",
+        "Until a draining backend is asked nothing any more; absent while it is in use",
+        ((b.name, left) for b in backends if (left := b.drain.left(now)) is not None),
     )
     yield _gauge("warmroute_requests_in_flight", "Requests under way", ((b.name, b.in_flight) for b in backends))
     failures = CounterMetricFamily(
@@ -195,6 +219,18 @@ def _recognition(memory: Memory) -> Iterator[Metric]:
         "warmroute_response_owner_unknown_total",
         "Requests that named a response of which no maker is known",
         value=memory.owners.unknown,
+    )
+
+
+def _config(reloads: Reloads) -> Iterator[Metric]:
+    yield _counter(
+        "warmroute_config_reloads_total",
+        "Reloads of the configuration: ok, invalid, or refused since it needs a restart",
+        "result",
+        reloads.results,
+    )
+    yield GaugeMetricFamily(
+        "warmroute_config_reload_ok", "0 while the last reload has failed", value=float(not reloads.error)
     )
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 
 from .. import __version__
 from ..core.identity import digest
@@ -15,6 +16,7 @@ from ..pins.store import Store
 from ..recognition.memory import Memory
 from .counters import RequestCounters
 from .hit_rates import STEP, fleet_windowed, history, ratio, steps, windowed
+from .reloads import Reloads
 
 Json = dict[str, object]
 
@@ -32,6 +34,7 @@ class StateView:
     started: float
     stopping: Callable[[], bool]
     memory: Memory
+    reloads: Reloads
     store: Store | None = None
 
     def state(self) -> Json:
@@ -47,6 +50,7 @@ class StateView:
             "reasons": reasons,
             "fleet": self._fleet(backends, now),
             "store": {"up": self.store.up, "reason": self.store.reason} if self.store else None,
+            "reload": {"ok": not self.reloads.error, "error": self.reloads.error, **self.reloads.results},
             "advice": self._advice(backends),
             "backends": [self._backend(b, now, wall) for b in backends],
             "recent": [record.as_dict() for record in self.counters.recent],
@@ -107,6 +111,7 @@ class StateView:
             "url": backend.spec.url,
             "state": backend.state,
             "reason": backend.reason,
+            "drain": _drain(backend, now),
             "since": round(wall - (now - backend.since), 1),
             "models": sorted(backend.models or ()),
             "weight": backend.weight,
@@ -133,6 +138,8 @@ class StateView:
         advice = []
         if self.store is not None and not self.store.up:
             advice.append(f"the shared store is not in use ({self.store.reason}): see that the router can reach it")
+        if self.reloads.error:
+            advice.append(f"the configuration of before is in force, since the new one cannot be: {self.reloads.error}")
         advice += self.memory.guards.told.values()
         for source in sorted({name for name, why in self.counters.refused_keys if why == "template"}):
             advice.append(
@@ -160,6 +167,19 @@ def _engine(engine: EngineState) -> Json:
         "running": engine.running,
         "waiting": engine.waiting,
         "kv_cache_usage": _round(engine.kv_cache_usage),
+    }
+
+
+def _drain(backend: BackendState, now: float) -> Json | None:
+    """How far the emptying of a backend is; None while it is in use. After the deadline no session is served there."""
+    left = backend.drain.left(now)
+    if left is None:
+        return None
+    over = backend.drain.over
+    return {
+        "over": over,
+        "seconds_left": round(left, 1) if left != inf else None,
+        "sessions_left": 0 if over else backend.sessions,
     }
 
 

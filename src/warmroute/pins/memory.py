@@ -16,9 +16,9 @@ Shelf = OrderedDict[bytes, "Pin"]
 class Pin:
     """One conversation's place. `confirmed` once content came from there; until then `before` is where it was.
 
-    `proven` is False for what may be a single request: a prompt without an id, or one beside another conversation, that
-    nobody has gone on with. `held` and `shared` are for routers that share their pins: what the store holds for it, and
-    when that was asked.
+    `spills` counts the turns in a row that were served elsewhere. `proven` is False for what may be a single request: a
+    prompt without an id, or one beside another conversation, that nobody has gone on with. `held` and `shared` are for
+    routers that share their pins: what the store holds for it, and when that was asked.
     """
 
     backend: str
@@ -26,6 +26,7 @@ class Pin:
     source: str
     used: float
     turns: int = 0
+    spills: int = 0
     proven: bool = True
     confirmed: bool = False
     before: "Pin | None" = None
@@ -89,7 +90,7 @@ class PinTable:
                 self._count(old, -1)
                 old.engine = decision.engine
                 self._count(old, 1)
-            old.used = now
+            old.used, old.spills = now, 0
             self._put(session.key, old)
             return
         pin = Pin(decision.backend, decision.engine, session.source, now)
@@ -104,6 +105,14 @@ class PinTable:
             self.evicted += 1
         self._put(session.key, pin)
         self._count(pin, 1)
+
+    def spilled(self, session: Session) -> None:
+        """The session's turn is served elsewhere this once; it lives on where it is."""
+        pin = self._take(session.key)
+        if pin is not None:
+            pin.spills += 1
+            pin.used = self._clock()
+            self._put(session.key, pin)
 
     def confirm(self, session: Session, decision: Decision) -> bool:
         """Content came from the decision's backend; returns True if the session has moved there from another one.

@@ -15,6 +15,9 @@ HIGH_WATER = 64 * 1024
 _STALE_WITHIN = 0.5
 """Seconds after sending in which a kept-alive connection that breaks was closed before; later, the request broke it."""
 
+_HEAD_LIMIT = 256 << 10
+"""Bytes in which the head of an answer must have ended."""
+
 _LONGEST_CHUNK_HEAD = 8
 """Hex digits of a chunk's size that are looked at; longer ones take the parser's way."""
 
@@ -230,6 +233,8 @@ class Connection(asyncio.Protocol):
             self._garbled("it switched protocols unasked")
         except httptools.HttpParserError as error:
             self._garbled(str(error))
+        if not self.head_seen and self.bytes_in > _HEAD_LIMIT:
+            self._garbled("a head that does not end")
         # Not merely at the end of a chunk: the next one's size may have begun in the same bytes.
         self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
         if self.waiting_bytes > HIGH_WATER:

@@ -37,7 +37,10 @@ def health_answer(path: str, not_ready: list[str], stopping: bool) -> tuple[int,
 
 
 class DataApp:
-    """The ASGI application of the data port. Whatever goes wrong inside becomes one JSON error and one counted log line."""
+    """The ASGI application of the data port; whatever goes wrong inside becomes one JSON error and one counted log line.
+
+    `handler` may be replaced at any time: what runs ends where it began.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class DataApp:
         stopping: Callable[[], bool],
         internal_error: Callable[[str], None],
     ) -> None:
-        self._handler = handler
+        self.handler = handler
         self._registry = registry
         self._stopping = stopping
         self._internal_error = internal_error
@@ -63,13 +66,13 @@ class DataApp:
                 await self._elsewhere(scope, client)
             elif scope["method"] == "OPTIONS":
                 # A browser asks whether a page may call: what vLLM allows (--allowed-origins) is for vLLM to say.
-                await self._handler.handle(replace(route, shape=None, beside=True), scope, client, receive)
+                await self.handler.handle(replace(route, shape=None, beside=True), scope, client, receive)
             elif scope["method"] not in route.methods:
                 await _refuse(client, scope, errors.method_not_allowed(route.label, route.methods), protocol)
             elif route is routes.MODELS or route is routes.MODEL:
                 await self._models(route, scope, client, receive)
             else:
-                await self._handler.handle(route, scope, client, receive)
+                await self.handler.handle(route, scope, client, receive)
         except asyncio.CancelledError:  # uvicorn's last word when the time for stopping is over
             if not client.started:
                 await send_error(client, errors.own_fault("the router is stopping"), protocol)
@@ -104,7 +107,7 @@ class DataApp:
                     cards.setdefault(str(card["id"]), card)
         name = unquote(raw_path.removeprefix(b"/v1/models").removeprefix(b"/").decode("latin-1"))
         if not cards and any(backend.available for backend in self._registry.backends.values()):
-            await self._handler.handle(route, scope, client, receive)
+            await self.handler.handle(route, scope, client, receive)
         elif not cards:
             await send_error(client, errors.none_available(self._registry.unavailable()), protocol)
         elif not name:

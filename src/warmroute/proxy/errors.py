@@ -10,8 +10,10 @@ _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "overloaded_error",
 }
 
@@ -50,6 +52,47 @@ class RouterError:
         return {"error": {"message": self.message, "type": kind, "code": self.code, "param": None}}
 
 
+def not_http() -> RouterError:
+    return RouterError(400, "bad_request", "this is not a valid HTTP/1.1 request; nothing of it was sent on")
+
+
+def not_one_host() -> RouterError:
+    return RouterError(400, "bad_request", "a request must have one Host header, neither none nor several")
+
+
+def head_too_large(limit: int) -> RouterError:
+    return RouterError(431, "headers_too_large", f"the request's headers are larger than {limit} bytes")
+
+
+def too_many_headers(limit: int) -> RouterError:
+    return RouterError(431, "headers_too_large", f"the request has more than {limit} headers")
+
+
+def head_too_slow() -> RouterError:
+    return RouterError(
+        408,
+        "head_timeout",
+        "the request's headers did not arrive within limits.head_timeout of the router; send it again",
+    )
+
+
+def body_too_slow() -> RouterError:
+    return RouterError(
+        408,
+        "body_timeout",
+        "the request's body stopped, or came more slowly than limits.min_body_rate of the router; send it again",
+    )
+
+
+def too_many_connections(limit: int) -> RouterError:
+    return RouterError(
+        503,
+        "too_many_connections",
+        f"the router has {limit} connections already; try again shortly, or raise limits.max_connections",
+        retry_after=2,
+    )
+
+
 def not_found(path: str) -> RouterError:
     return RouterError(
         404, "unknown_path", f"{path!r} is not a path of the model API; docs/reference.md lists those that are"
@@ -74,6 +117,13 @@ def unknown_model(model: str, known: list[str]) -> RouterError:
 def none_available(reasons: list[str]) -> RouterError:
     why = "; ".join(reasons) or "no backend can take this request"
     return RouterError(503, "no_backend_available", f"no backend is available: {why}; try again shortly", retry_after=2)
+
+
+def busy(backend: str | None) -> RouterError:
+    who = f"{backend}, which holds this conversation," if backend else "every backend that can take this request"
+    return RouterError(
+        503, "overloaded", f"{who} has as many requests as it may have; try again shortly", retry_after=1
+    )
 
 
 def owner_gone(backend: str) -> RouterError:

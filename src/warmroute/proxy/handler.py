@@ -12,9 +12,9 @@ from ..core.headers import first_values, request_head, request_id, response_head
 from ..core.identity import digest
 from ..core.model import Decision, Failure, Phase, Reason
 from ..core.relay import Relay, RelayState
-from ..core.resume import TokenTap
 from ..core.retry import MAX_SENT, Budget, Verdict, is_fault, verdict
 from ..core.routes import Protocol, Route, response_id
+from ..core.tap import TokenTap
 from ..fleet.registry import Registry
 from ..observe.record import RequestRecord
 from ..recognition.recognizer import Recognizer
@@ -25,7 +25,8 @@ from .errors import RouterError
 from .in_flight import InFlight
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
-from .request import BodyTooLarge, ClientLeft, FieldReader, Request, read_body
+from .queue import Queue
+from .request import BodyRefused, ClientLeft, FieldReader, Request, read_body
 from .resume import Resumer
 
 log = logging.getLogger("warmroute.proxy")
@@ -47,6 +48,7 @@ class Handler:
         backend_failed: Callable[[str, Failure], None],
         clock: Callable[[], float],
         budget: Budget,
+        queue: Queue,
         secret: bytes,
         recognizer: Recognizer,
         resumer: Resumer,
@@ -61,6 +63,7 @@ class Handler:
         self._backend_failed = backend_failed
         self._clock = clock
         self._budget = budget
+        self._queue = queue
         self._secret = secret
         self._recognizer = recognizer
         self._resumer = resumer
@@ -82,7 +85,7 @@ class Handler:
             time=time.time(),
         )
         try:
-            body = await read_body(receive, named, self._body_limit)
+            body = await read_body(receive, named, self._body_limit, client.connection)
             record.bytes_in = len(body)
             request = Request(record.method, _target(scope), route.label, headers, named, body, self._reader)
             model = self._placement.model_of(request.model)
@@ -99,10 +102,10 @@ class Handler:
         except asyncio.CancelledError:
             record.status = 503
             raise
-        except BodyTooLarge:
-            record.status = 413
+        except BodyRefused as refused:
+            record.status = refused.error.status
             told = [*self._told(record), (b"connection", b"close")]
-            await send_error(client, errors.body_too_large(self._body_limit), route.protocol, told)
+            await send_error(client, refused.error, route.protocol, told)
         finally:
             record.aborted = record.aborted or (client.gone and not client.finished)
             if record.status == 0:
@@ -120,16 +123,18 @@ class Handler:
             record.session = digest(turn.session.key, self._secret)
         self._recognizer.goes(turn)
         self._budget.request()
-        request_key = record.id.encode()
         while True:
-            placed = await self._placement.place_agreed(turn.session, x.model, request_key, x.exclude, turn.wishes)
+            placed = await self._place(x)
             if not isinstance(placed, Placed):
                 await self._refuse(x, placed)
                 return
             x.record.backend, x.record.engine = placed.backend, placed.decision.engine
             x.record.decision = placed.decision.reason
-            with placed.lease:
-                failure = await self._attempt(x, placed)
+            try:
+                with placed.lease:
+                    failure = await self._attempt(x, placed)
+            finally:
+                self._queue.freed(placed.backend)
             if failure is None:
                 return
             x.exclude.add(placed.backend)
@@ -141,6 +146,19 @@ class Handler:
                 error = errors.own_fault(failure.detail) if failure.own else errors.all_failed(x.record.reasons())
                 await self._answer(x.client, x.record, error, x.route.protocol)
                 return
+
+    async def _place(self, x: InFlight) -> Placed | Decision:
+        """A place for the request, waited for in the queue while backends are full."""
+        key, turn, deadline = x.record.id.encode(), x.turn, None
+        while True:
+            placed = await self._placement.place_agreed(turn.session, x.model, key, x.exclude, turn.wishes)
+            if isinstance(placed, Placed) or placed.reason is not Reason.BUSY:
+                return placed
+            deadline = deadline or self._queue.deadline()
+            if not await self._queue.wait(placed.full, x.client, deadline):
+                return placed
+            if x.client.gone:
+                raise ClientGone
 
     async def _attempt(self, x: InFlight, placed: Placed) -> Failure | None:
         """Try one backend: None once the client has its answer, else why it has none, or (Phase.STREAM) only a part of it."""
@@ -191,7 +209,8 @@ class Handler:
         if relay.readable:
             x.listener = self._recognizer.listener(x.turn, decision, event_stream=relay.event_stream)
             relay.listener = x.listener.hear if x.listener is not None else None
-            relay.tap = TokenTap() if x.asks_tokens and relay.event_stream else None
+            tapped = x.asks_tokens and relay.event_stream and b"content-length" not in connection.named
+            relay.tap = TokenTap() if tapped else None
         try:
             await self._relay(x, decision, connection, relay)
         except UpstreamError as error:
@@ -271,6 +290,8 @@ class Handler:
         x.record.decision = decision.reason
         if any(failure.phase is not Phase.CONNECT for _, failure in x.record.failures):
             error = errors.all_failed(x.record.reasons())
+        elif decision.reason is Reason.BUSY:
+            error = errors.busy(decision.full)
         elif decision.reason is Reason.OWNER_GONE:
             error = errors.owner_gone(x.turn.wishes.owner or "")
         elif decision.reason is Reason.UNKNOWN_MODEL:

@@ -4,16 +4,14 @@ Where pins are shared with other routers, the step is repeated until they agree 
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import NamedTuple
 
-from ..core.model import Decision, Session
+from ..core.model import Decision, PinChange, Reason, Session
 from ..core.policy import NO_WISHES, Bounds, Wishes, decide
 from ..fleet.registry import Lease, Registry
 from ..pins.memory import PinTable
 from ..pins.shared import SharedPins
-
-RING_ALONE = Bounds(sessions=1e9, even=0, in_flight=1e9)
-"""Bounds that nothing exceeds. What each router counts differs; its ring does not, so they agree without asking."""
 
 _ROUNDS = 4
 """So often is a session placed anew in one request that other routers place elsewhere at the same time."""
@@ -34,6 +32,8 @@ class Placement:
         self._registry = registry
         self._pins = pins
         self._bounds = bounds
+        # Bounds that nothing exceeds: what each router counts differs, its ring does not, so they agree without asking.
+        self._ring_alone = replace(bounds, sessions=1e9, even=0, in_flight=1e9)
         self._shared = shared
 
     def model_of(self, named: str | None) -> str | None:
@@ -79,6 +79,8 @@ class Placement:
             return decision
         if session is not None:
             self._pins.reserve(session, decision)
+            if decision.reason is Reason.PIN_SPILL and decision.change is PinChange.NONE:
+                self._pins.spilled(session)
         return Placed(decision, decision.backend, self._registry.lease(decision))
 
     async def place_agreed(
@@ -94,7 +96,7 @@ class Placement:
         if session is None or shared is None:
             return self.place(session, model, request_key, exclude, wishes)
         for _ in range(_ROUNDS):
-            bounds = self._bounds if shared.store.up else RING_ALONE
+            bounds = self._bounds if shared.store.up else self._ring_alone
             placed = self.place(session, model, request_key, exclude, wishes, bounds)
             if not isinstance(placed, Placed) or shared.agreed(session.key) or not await shared.settle(session.key):
                 break

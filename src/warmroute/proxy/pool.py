@@ -41,6 +41,10 @@ def _connect_failure(error: OSError | TimeoutError, spec: BackendSpec, timeout: 
     )
 
 
+def _removed(spec: BackendSpec) -> Failure:
+    return Failure(Phase.CONNECT, "removed", f"{spec.name} was removed from the configuration")
+
+
 class Pool:
     """The connections to one backend. Nothing waits here: a free one is reused, else a new one is opened."""
 
@@ -66,9 +70,20 @@ class Pool:
         self._open: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self.heard = False
+        self.retired = False
 
     def __repr__(self) -> str:
-        return f"<Pool {self.spec.name} {len(self._open)} open, {len(self._idle)} idle>"
+        retired = " retired" if self.retired else ""
+        return f"<Pool {self.spec.name}{retired} {len(self._open)} open, {len(self._idle)} idle>"
+
+    def configure(self, *, connect_timeout: float, keepalive_expiry: float) -> None:
+        """Take other times, in seconds, from now on."""
+        self._connect_timeout, self._expiry = connect_timeout, keepalive_expiry
+
+    def retire(self) -> None:
+        """The backend is no longer configured: running exchanges end, and no new one begins."""
+        self.retired = True
+        self._close_idle()
 
     @property
     def connections(self) -> frozenset[Connection]:
@@ -89,6 +104,8 @@ class Pool:
     async def connect(self) -> Connection:
         """A new connection. Raises UpstreamError with phase CONNECT."""
         spec = self.spec
+        if self.retired:
+            raise UpstreamError(_removed(spec))
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await self.loop.create_connection(
@@ -100,13 +117,16 @@ class Pool:
                 )
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors too
             raise UpstreamError(_connect_failure(error, spec, self._connect_timeout)) from error
+        if self.retired:
+            connection.close()
+            raise UpstreamError(_removed(spec))
         self._open.add(connection)
         connection.set_options(_KEEP_ALIVE)
         return connection
 
     def release(self, connection: Connection) -> None:
         """Take a connection back after an exchange; one that did not end cleanly is closed."""
-        if connection.reusable:
+        if connection.reusable and not self.retired:
             connection.idle_since = self._clock()
             self._idle.append(connection)
             if self._sweep is None:
@@ -129,11 +149,17 @@ class Pool:
 
     def close(self) -> None:
         """Close everything, running exchanges too."""
-        if self._sweep is not None:
-            self._sweep.cancel()
+        self._close_idle()
         for connection in list(self._open):
             connection.close()
-        self._idle.clear()
+
+    def _close_idle(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
     def _close_expired(self) -> None:
         limit = self._clock() - self._expiry

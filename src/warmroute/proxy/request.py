@@ -3,19 +3,32 @@
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Protocol
 
 import msgspec
 
 from ..core.headers import Headers
 from ..recognition.recognizer import FIELDS
+from . import errors
 from .client import Receive
+from .errors import RouterError
 
 _NO_RAW = msgspec.Raw(b"")
 _value = msgspec.json.Decoder()
 
 
-class BodyTooLarge(Exception):
-    """The body is over the limit; nothing more of it is read."""
+class BodyRefused(Exception):
+    """The body is too large, or will not come whole; nothing more of it is read. `error` is the answer."""
+
+    def __init__(self, error: RouterError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class BodySource(Protocol):
+    """The connection that a body comes from; `broken` says why the rest of it will not."""
+
+    broken: RouterError | None
 
 
 class ClientLeft(Exception):
@@ -58,7 +71,7 @@ def decoded(data: bytes | msgspec.Raw) -> object:
 def reader_for(sources: Iterable[str]) -> FieldReader:
     """A reader of what routing needs: the model, and the fields that tell a conversation or are looked at by these sources."""
     added = (name.removeprefix("body:").partition(".")[0] for name in sources if name.startswith("body:"))
-    return FieldReader(["model", *FIELDS, "return_token_ids", *added])
+    return FieldReader(["model", *FIELDS, "return_token_ids", "n", *added])
 
 
 class Request:
@@ -105,7 +118,8 @@ class Request:
 
     def has(self, name: str) -> bool:
         """Whether the JSON body has this top-level field, whatever its value; cheaper than reading it."""
-        return self.field("model") is not None and self._reader.has(self._fields, name)
+        self.field(name)
+        return self._reader.has(self._fields, name)
 
     @property
     def model(self) -> str | None:
@@ -137,11 +151,11 @@ def _multipart_model(body: bytes) -> str | None:
     return None
 
 
-async def read_body(receive: Receive, named: Mapping[bytes, bytes], limit: int) -> bytes:
-    """The whole body. Raises BodyTooLarge (before reading, where the length is announced) or ClientLeft."""
+async def read_body(receive: Receive, named: Mapping[bytes, bytes], limit: int, connection: BodySource) -> bytes:
+    """The whole body. Raises BodyRefused (before reading, where too great a length is announced) or ClientLeft."""
     announced = named.get(b"content-length")
     if announced is not None and announced.isdigit() and int(announced) > limit:
-        raise BodyTooLarge
+        raise BodyRefused(errors.body_too_large(limit))
     parts: list[bytes] = []
     size = 0
     while True:
@@ -151,7 +165,9 @@ async def read_body(receive: Receive, named: Mapping[bytes, bytes], limit: int) 
         if part := message.get("body", b""):
             size += len(part)
             if size > limit:
-                raise BodyTooLarge
+                raise BodyRefused(errors.body_too_large(limit))
             parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+        if connection.broken is not None:
+            raise BodyRefused(connection.broken)

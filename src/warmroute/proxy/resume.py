@@ -5,18 +5,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from ..core.headers import request_head
 from ..core.messages import Shape
 from ..core.model import Failure, Phase
 from ..core.resume import Rest, Why, ask, end_of, rest_of
 from ..core.retry import MAX_SENT
+from ..core.tap import TokenTap
 from ..fleet.registry import Registry
-from .connection import Connection, UpstreamError
+from .connection import ClientGone, Connection, UpstreamError
 from .in_flight import InFlight
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
-from .request import Request
+from .request import Request, decoded
 
+_CONTEXT = 48
+"""Tokens before the cut that are looked at to see where the text ends."""
+_LONGEST_TEXT = 1 << 20
 _PROVEN = 32
 """Tokens after which a continuation has shown that it is not the request that kills backends."""
 
@@ -31,6 +37,7 @@ class Resumer:
         placement: Placement,
         pools: Mapping[str, Pool],
         backend_failed: Callable[[str, Failure], None],
+        freed: Callable[[str], None],
         enabled: bool,
         body_limit: int,
     ) -> None:
@@ -38,6 +45,7 @@ class Resumer:
         self._placement = placement
         self._pools = pools
         self._backend_failed = backend_failed
+        self._freed = freed
         self._enabled = enabled
         self._body_limit = body_limit
 
@@ -45,14 +53,13 @@ class Resumer:
         """The request's body with the question for tokens in it; None where its stream could not be gone on with."""
         if not self._enabled or shape is None:
             return None
-        return ask(
-            shape,
-            request.body,
-            stream=request.field("stream") is True,
-            told=request.has("return_token_ids"),
-            tools=request.has("tools"),
-            limit=self._body_limit,
+        useful = (
+            request.field("stream") is True
+            and request.field("n") in (None, 1)
+            and not request.has("return_token_ids")
+            and not request.has("tools")
         )
+        return ask(shape, request.body, useful=useful, limit=self._body_limit)
 
     async def go_on(self, x: InFlight, failure: Failure) -> Why | None:
         """Bring the rest of a stream that broke off after content. None if the client has all of it, else why not."""
@@ -63,65 +70,106 @@ class Resumer:
         relay, shape = x.relay, x.route.shape
         assert relay is not None
         body = _fields(x.request.body)
-        end = end_of(shape, body, relay.tap)
-        if end is not None:
-            await self._pass(x, end)
-            return None
         while True:
+            end = end_of(shape, body, relay.tap)
+            if end is not None:
+                await self._pass(x, end)
+                return None
             rest = rest_of(shape, body, relay.tap, self._registry.context(x.model))
             if isinstance(rest, Why):
                 return rest
             if x.sent >= MAX_SENT:
                 return Why.FAILED
             placed = await self._placement.place_agreed(
-                x.turn.session, x.model, x.record.id.encode(), x.exclude, x.turn.wishes._replace(near=None)
+                x.turn.session, x.model, x.record.id.encode(), x.exclude, x.turn.wishes._replace(near=None, urgent=True)
             )
             if not isinstance(placed, Placed):
                 return Why.FAILED
-            with placed.lease:
-                again = await self._bring(x, placed, rest)
-            if again is None:
-                x.record.backend, x.record.engine = placed.backend, placed.decision.engine
-                return None
+            had = len(rest.tap.ids)
+            try:
+                with placed.lease:
+                    again = await self._bring(x, placed, body)
+            finally:
+                self._freed(placed.backend)
+            if not isinstance(again, Failure):
+                if again is None:
+                    x.record.backend, x.record.engine = placed.backend, placed.decision.engine
+                else:
+                    self._placement.withdraw(x.turn.session, placed.decision)
+                return again
             x.record.failures.append((placed.backend, again))
             self._backend_failed(placed.backend, again)
             self._placement.withdraw(x.turn.session, placed.decision)
-            if rest.events.tokens >= _PROVEN:
+            if len(rest.tap.ids) - had >= _PROVEN:
                 x.sent = 1
                 x.exclude.clear()
             x.exclude.add(placed.backend)
 
-    async def _bring(self, x: InFlight, placed: Placed, rest: Rest) -> Failure | None:
+    async def _bring(self, x: InFlight, placed: Placed, body: Mapping[str, Any]) -> Failure | Why | None:
         """Stream the rest from one backend; None if it came whole."""
         pool = self._pools[placed.backend]
+        assert x.relay is not None
+        tap = x.relay.tap
         try:
+            if tap is not None and tap.unsure:
+                unflushed = await self._unflushed(x, placed, pool, tap)
+                if unflushed is None:
+                    return Why.BOUNDARY
+                tap.cut_back(unflushed)
+            rest = rest_of(x.route.shape, body, tap, self._registry.context(x.model))
+            if isinstance(rest, Why):
+                return rest
             connection = await pool.connect()
             x.sent += 1
             x.record.attempts += 1
             with Exchange(pool, connection):
                 await self._stream(x, placed, rest, connection, pool)
         except UpstreamError as error:
-            return replace(error.failure, phase=Phase.STREAM)
+            failure = error.failure
+            return failure if failure.phase is Phase.CONNECT else replace(failure, phase=Phase.STREAM)
         except ValueError as error:
             return Failure(Phase.STREAM, "garbage", f"{placed.backend} went on with what is no stream: {error}")
         if not rest.events.done:
             return Failure(Phase.STREAM, "closed", f"{placed.backend} ended without finishing its answer")
         return None
 
-    async def _stream(self, x: InFlight, placed: Placed, rest: Rest, connection: Connection, pool: Pool) -> None:
+    async def _unflushed(self, x: InFlight, placed: Placed, pool: Pool, tap: TokenTap) -> int | None:
+        """How many of the last tokens only begin a character, so that their text has not been sent. None if not to be known.
+
+        vLLM sends a text when it does not end in a replacement character, which is what half a character decodes to.
+        """
+        tokens = tap.tokens()
+        for count in range(tap.unsure + 1):
+            asked = {"model": x.model, "tokens": tokens[: len(tokens) - count][-_CONTEXT:]}
+            connection = await pool.connect()
+            with Exchange(pool, connection):
+                self._send(x, placed, connection, pool, b"/detokenize", msgspec.json.encode(asked))
+                await connection.read_head()
+                told = b""
+                while (data := await connection.read()) and len(told) < _LONGEST_TEXT:
+                    told += data
+            text = decoded(told) if connection.status == 200 else None
+            text = text.get("prompt") if isinstance(text, dict) else None
+            if not isinstance(text, str):
+                return None
+            if not text.endswith("\ufffd"):
+                return count
+        return None
+
+    def _send(self, x: InFlight, placed: Placed, connection: Connection, pool: Pool, path: bytes, body: bytes) -> None:
+        if x.client.gone:
+            raise ClientGone
         extra = [(b"x-request-id", x.record.id.encode())]
         if placed.decision.engine is not None:
             extra.append((b"x-data-parallel-rank", placed.decision.engine.encode()))
-        head = request_head(
-            "POST",
-            pool.base_path + b"/v1/completions",
-            x.request.headers,
-            host=pool.host_header,
-            body_length=len(rest.body),
-            extra=extra,
-        )
-        connection.send(head, rest.body, head_only=False)
+        headers, length = x.request.headers, len(body)
+        target = pool.base_path + path
+        head = request_head("POST", target, headers, host=pool.host_header, body_length=length, extra=extra)
+        connection.send(head, body, head_only=False)
         x.client.on_gone(connection.abandon)
+
+    async def _stream(self, x: InFlight, placed: Placed, rest: Rest, connection: Connection, pool: Pool) -> None:
+        self._send(x, placed, connection, pool, b"/v1/completions", rest.body)
         await connection.read_head()
         if connection.status != 200:
             detail = f"{placed.backend} answered {connection.status} when asked to go on"

@@ -44,6 +44,10 @@ class Guards:
     def __repr__(self) -> str:
         return f"<Guards {len(self._shared)} shared ids, per request: {sorted(self._skipped)}>"
 
+    def resize(self, backends: int) -> None:
+        """There are so many backends from now on."""
+        self._share = _OF_A_BACKEND / backends
+
     def unusable(self, session: Session) -> str | None:
         """Why an id is not used, in one word of a closed set; None if it is."""
         since = self._skipped.get(session.source)

@@ -19,7 +19,7 @@ _RESPONSES_KEPT = 24 * 3600.0
 class Memory:
     """One of each kind, made together, since they have one clock and one measure of room.
 
-    `places` says where a session was last served that was not known to go on: its pin may be gone before it does.
+    `places` says where sessions were last served whose pins may be gone before they go on.
     """
 
     conversations: Conversations

@@ -195,7 +195,7 @@ class Recognizer:
         """A backend has begun to answer: what the request says can be found there."""
         if turn.session is None or decision.backend is None:
             return
-        if turn.new and (turn.session.source == CONTENT or turn.session.parent):
+        if turn.session.source == CONTENT or turn.session.parent:
             self.memory.places.put(turn.session.key, Place(decision.backend, decision.engine))
         if turn.heads:
             self.memory.heads.served(turn.heads, Place(decision.backend, decision.engine))

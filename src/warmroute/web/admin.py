@@ -1,17 +1,19 @@
 """Routes of the admin listener: reading by GET, changing by POST only."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
-from pydantic import Base64Bytes, BaseModel
+from pydantic import Base64Bytes, BaseModel, Field
 
 from .. import __version__
-from ..fleet.registry import Registry
+from ..fleet.registry import BackendState, Registry
 from ..observe.metrics import CONTENT_TYPE, MetricsPage
+from ..observe.reloads import ReloadError
 from ..observe.state import StateView
 from ..proxy.data import health_answer
 from ..proxy.explain import Explainer
@@ -19,6 +21,27 @@ from ..proxy.explain import Explainer
 STATIC = Path(__file__).parent / "static"
 
 _CSP = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
+
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+
+class AdminApp:
+    """The ASGI application of the admin port; `inner` may be replaced at any time, what runs ends where it began."""
+
+    def __init__(self, inner: App) -> None:
+        self.inner = inner
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        await self.inner(scope, receive, send)
+
+
+class DrainWish(BaseModel):
+    """How a backend should be emptied. `deadline` in seconds; without one, `drain.deadline` of the configuration."""
+
+    deadline: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
 
 
 class SavedRequest(BaseModel):
@@ -37,6 +60,9 @@ def build(
     registry: Registry,
     explainer: Explainer,
     stopping: Callable[[], bool],
+    clock: Callable[[], float],
+    drain_deadline: float,
+    reload: Callable[[], Awaitable[dict[str, object]]],
 ) -> FastAPI:
     """The FastAPI application; holds no state of its own."""
     app = FastAPI(title="warmroute admin API", version=__version__, docs_url=None, redoc_url=None)
@@ -48,6 +74,12 @@ def build(
         response.headers["x-content-type-options"] = "nosniff"
         response.headers["cache-control"] = "no-cache"
         return response
+
+    @app.exception_handler(RequestValidationError)
+    async def _refuse(request: Request, error: RequestValidationError) -> JSONResponse:
+        """One line; the input is not sent back, since not all that JSON can be read from can be written as JSON."""
+        told = [f"{'.'.join(map(str, fault['loc'][1:])) or 'the body'}: {fault['msg']}" for fault in error.errors()]
+        return JSONResponse({"detail": "; ".join(told)}, 422)
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> FileResponse:
@@ -75,29 +107,45 @@ def build(
         headers = [(name.lower().encode(), value.encode()) for name, value in saved.headers]
         return explainer.explain(saved.method.upper(), saved.path.encode(), headers, saved.body)
 
-    _add_drain(app, registry)
+    _add_drain(app, registry, clock, drain_deadline)
+    _add_reload(app, reload)
     _add_health(app, registry, stopping)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     return app
 
 
-def _add_drain(app: FastAPI, registry: Registry) -> None:
-    def switch(name: str, on: bool) -> dict[str, object]:
+def _add_drain(app: FastAPI, registry: Registry, clock: Callable[[], float], deadline: float) -> None:
+    def known(name: str) -> BackendState:
         if name not in registry.backends:
             raise HTTPException(404, f"no backend is named {name!r}; there are {', '.join(registry.backends)}")
-        registry.drain(name, on)
-        backend = registry.backends[name]
-        return {"backend": name, "state": backend.state, "sessions": backend.sessions}
+        return registry.backends[name]
+
+    def told(backend: BackendState) -> dict[str, object]:
+        return {"backend": backend.name, "state": backend.state, "sessions": backend.sessions}
 
     @app.post("/api/backends/{name:path}/drain")
-    async def drain(name: str) -> dict[str, object]:
-        """Give the backend no new sessions; those it has stay."""
-        return switch(name, True)
+    async def drain(name: str, wish: DrainWish | None = None) -> dict[str, object]:
+        """Give the backend no new sessions; those it has stay until they are idle, or until the deadline."""
+        backend = known(name)
+        registry.drain(name, True, clock() + ((wish and wish.deadline) or deadline))
+        return told(backend)
 
     @app.post("/api/backends/{name:path}/undrain")
     async def undrain(name: str) -> dict[str, object]:
         """Give the backend new sessions again."""
-        return switch(name, False)
+        backend = known(name)
+        registry.drain(name, False)
+        return told(backend)
+
+
+def _add_reload(app: FastAPI, reload: Callable[[], Awaitable[dict[str, object]]]) -> None:
+    @app.post("/api/reload")
+    async def reload_configuration() -> dict[str, object]:
+        """Read the configuration again and put it in force as a whole; 400 or 409, and nothing has changed."""
+        try:
+            return await reload()
+        except ReloadError as error:
+            raise HTTPException(409 if error.refused else 400, str(error)) from None
 
 
 def _add_health(app: FastAPI, registry: Registry, stopping: Callable[[], bool]) -> None:

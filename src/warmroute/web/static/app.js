@@ -109,14 +109,20 @@ function drawName(body, { name, url, models, weight }) {
   put(body, "models", small.join(", "), `Models: ${models.join(", ") || "none known"}; weight ${weight}`);
 }
 
-function drawState(body, { state, since, reason, scrape }, now) {
+function drawState(body, { state, since, reason, scrape, drain }, now) {
   body.dataset.state = state;
   put(body, "state", state);
   put(body, "since", `for ${age(now - since)}`, `since ${moment(since)}`);
-  const why = state === "up" ? "" : reason;
+  const why = state === "up" ? "" : reason || drainSentence(drain);
   put(body, "reason", why, why);
   const metrics = scrapeSentence(scrape, why);
   put(body, "scrape", metrics, metrics && `Running, waiting, KV cache and hit rate are as of then. ${metrics}`);
+}
+
+function drainSentence(drain) {
+  if (!drain) return "";
+  const sessions = `${count(drain.sessions_left)} sessions left`;
+  return isNumber(drain.seconds_left) ? `${sessions}, the rest moves in ${age(drain.seconds_left)}` : sessions;
 }
 
 function scrapeSentence({ stale, error, age_s }, alreadySaid) {

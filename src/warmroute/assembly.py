@@ -1,0 +1,278 @@
+"""From a Config to the parts of a router: what is made once and outlives every reload, and what each one makes anew."""
+
+import secrets
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+import httpx
+
+from .config import Config
+from .core.health import Thresholds
+from .core.identity import CONTENT, ladder
+from .core.model import Failure
+from .core.outlier import OutlierLimits
+from .core.policy import Bounds
+from .core.retry import Budget
+from .fleet.prober import Prober, ProbeTimes
+from .fleet.registry import Registry
+from .fleet.scraper import Scraper, ScrapeTimes, series_filter
+from .observe.counters import RequestCounters
+from .observe.log import AccessLog, as_json, as_text
+from .observe.metrics import MetricsPage, RouterCollector
+from .observe.record import RequestRecord
+from .observe.reloads import Reloads
+from .observe.state import StateView
+from .observe.writer import BackgroundWriter
+from .pins import codec
+from .pins.memory import PinTable
+from .pins.shared import SharedPins
+from .proxy.explain import Explainer
+from .proxy.handler import Handler
+from .proxy.placement import Placement
+from .proxy.pools import ConnectionTimes, Pools
+from .proxy.queue import Queue
+from .proxy.request import decoded, reader_for
+from .proxy.resume import Resumer
+from .recognition.memory import Memory, remember
+from .recognition.recognizer import Recognizer
+from .web import admin
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is known and what runs, whatever the configuration becomes."""
+
+    clock: Clock
+    secret: bytes
+    started: float
+    pins: PinTable
+    registry: Registry
+    shared: SharedPins | None
+    memory: Memory
+    counters: RequestCounters
+    reloads: Reloads
+    budget: Budget
+    queue: Queue
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the parts tell and ask the router."""
+
+    settle: Callable[[RequestRecord], None]
+    backend_failed: Callable[[str, Failure], None]
+    stopping: Callable[[], bool]
+    reload: Callable[[], Awaitable[dict[str, object]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What each configuration makes anew over what is kept."""
+
+    recognizer: Recognizer
+    handler: Handler
+    state: StateView
+    admin_app: admin.App
+
+
+def thresholds(config: Config) -> Thresholds:
+    return Thresholds(config.health.fall, config.health.rise)
+
+
+def outlier_limits(config: Config) -> OutlierLimits:
+    return OutlierLimits(config.outlier.failures, config.outlier.rest, config.outlier.longest_rest)
+
+
+def connection_times(config: Config) -> ConnectionTimes:
+    return ConnectionTimes(config.upstream.connect_timeout, config.upstream.keepalive_expiry)
+
+
+def probe_times(config: Config) -> ProbeTimes:
+    health = config.health
+    return ProbeTimes(health.interval, health.unsettled_interval, health.timeout)
+
+
+def scrape_times(config: Config) -> ScrapeTimes:
+    return ScrapeTimes(config.metrics.scrape_interval, config.metrics.scrape_timeout)
+
+
+def budget(config: Config, clock: Clock) -> Budget:
+    return Budget(clock, share=config.retry.share, least=config.retry.least)
+
+
+def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
+    """What is known of backends and conversations: nothing yet."""
+    affinity = config.affinity
+    pins = PinTable(
+        clock,
+        idle_expiry=affinity.idle_expiry,
+        unproven_expiry=affinity.unproven_expiry,
+        limit=affinity.max_sessions,
+    )
+    registry = Registry(config.specs, pins, thresholds(config), clock(), outlier_limits(config))
+    return Kept(
+        clock=clock,
+        secret=secrets.token_bytes(32),
+        started=clock(),
+        pins=pins,
+        registry=registry,
+        shared=_share(config, pins, registry, store_secret, clock),
+        memory=remember(
+            clock,
+            idle_expiry=affinity.idle_expiry,
+            entries=affinity.max_history,
+            sessions=affinity.max_sessions,
+            backends=len(config.specs),
+        ),
+        counters=RequestCounters(),
+        reloads=Reloads(),
+        budget=budget(config, clock),
+        queue=Queue(length=config.queue.length, timeout=config.queue.timeout),
+    )
+
+
+def _share(
+    config: Config, pins: PinTable, registry: Registry, store_secret: bytes | None, clock: Clock
+) -> SharedPins | None:
+    store = config.store
+    if store.redis is None:
+        return None
+    # Loaded only here, since loading it takes a fifth of the whole start.
+    from .pins.redis import share
+
+    return share(
+        pins,
+        store.redis,
+        codec.Naming(store.prefix, codec.key_of(store_secret, store.prefix)),
+        backends=registry.backends,
+        clock=clock,
+        identity=secrets.token_bytes(codec.SENDER_SIZE),
+        idle_expiry=config.affinity.idle_expiry,
+        deadline=store.deadline,
+    )
+
+
+def watch(config: Config, kept: Kept, http: httpx.AsyncClient) -> tuple[Prober, Scraper]:
+    """What looks at the backends."""
+    keep_series = series_filter(config.metrics.vllm_series)
+    scraper = Scraper(kept.registry, http, scrape_times(config), kept.clock, keep_series)
+    prober = Prober(kept.registry, http, probe_times(config), kept.clock, came_up=scraper.nudge)
+    return prober, scraper
+
+
+def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
+    """The data path and the admin pages that this configuration wants."""
+    sources = ladder(config.affinity.key_sources)
+    recognizer = Recognizer(
+        kept.memory,
+        kept.pins,
+        sources=sources,
+        by_content=CONTENT in config.affinity.key_sources,
+        decode=decoded,
+        nonce=lambda: secrets.token_bytes(16),
+        known_as=kept.shared.named if kept.shared else None,
+    )
+    placement = Placement(kept.registry, kept.pins, _bounds(config), kept.shared)
+    reader = reader_for(config.affinity.key_sources)
+    state = _state(config, kept, hooks)
+    return Made(
+        recognizer=recognizer,
+        handler=_handler(config, kept, pools, hooks, recognizer, placement),
+        state=state,
+        admin_app=admin.build(
+            state=state,
+            metrics=_metrics(config, kept),
+            registry=kept.registry,
+            explainer=Explainer(recognizer, placement, reader, sources, kept.secret),
+            stopping=hooks.stopping,
+            clock=kept.clock,
+            drain_deadline=config.drain.deadline,
+            reload=hooks.reload,
+        ),
+    )
+
+
+def _bounds(config: Config) -> Bounds:
+    affinity = config.affinity
+    return Bounds(
+        affinity.session_bound,
+        affinity.even_sessions,
+        affinity.in_flight_bound,
+        full=config.queue.in_flight,
+        spill=affinity.when_full == "spill",
+        spills=affinity.spills,
+    )
+
+
+def _handler(
+    config: Config, kept: Kept, pools: Pools, hooks: Hooks, recognizer: Recognizer, placement: Placement
+) -> Handler:
+    return Handler(
+        registry=kept.registry,
+        placement=placement,
+        pools=pools,
+        settle=hooks.settle,
+        backend_failed=hooks.backend_failed,
+        clock=kept.clock,
+        budget=kept.budget,
+        queue=kept.queue,
+        secret=kept.secret,
+        recognizer=recognizer,
+        resumer=Resumer(
+            registry=kept.registry,
+            placement=placement,
+            pools=pools,
+            backend_failed=hooks.backend_failed,
+            freed=kept.queue.freed,
+            enabled=config.resume.enabled,
+            body_limit=config.resume.max_body,
+        ),
+        reader=reader_for(config.affinity.key_sources),
+        body_limit=config.limits.body,
+        response_headers=config.response_headers,
+    )
+
+
+def _state(config: Config, kept: Kept, hooks: Hooks) -> StateView:
+    return StateView(
+        registry=kept.registry,
+        pins=kept.pins,
+        counters=kept.counters,
+        clock=kept.clock,
+        secret=kept.secret,
+        stale_after=config.metrics.stale_after,
+        started=kept.started,
+        stopping=hooks.stopping,
+        memory=kept.memory,
+        reloads=kept.reloads,
+        store=kept.shared.store if kept.shared else None,
+    )
+
+
+def _metrics(config: Config, kept: Kept) -> MetricsPage:
+    stale_after = config.metrics.stale_after
+    collector = RouterCollector(
+        kept.counters,
+        kept.registry,
+        kept.pins,
+        kept.clock,
+        stale_after,
+        kept.memory,
+        kept.shared,
+        kept.reloads,
+    )
+    return MetricsPage(collector, kept.registry, kept.clock, stale_after)
+
+
+def access_log(config: Config, stream: TextIO | BackgroundWriter) -> AccessLog | None:
+    """What writes a line for each request; None if nothing should."""
+    choice = config.log.format
+    if choice == "off":
+        return None
+    if choice == "auto":
+        choice = "text" if sys.stderr.isatty() else "json"
+    return AccessLog(stream, as_text if choice == "text" else as_json)

@@ -1,0 +1,90 @@
+"""The pools of all backends, and those of backends that were removed until their last answer has ended."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from ..core.model import BackendSpec, Failure, Phase
+from .pool import Pool
+
+_KEPT_FOR = 60.0
+"""Seconds for which a removed backend's pool can still be found by its name: a request may just be on its way to it."""
+
+
+class ConnectionTimes(NamedTuple):
+    """Seconds until a connection must be there, and for which an idle one is kept."""
+
+    connect: float
+    idle: float
+
+
+class Pools(dict[str, Pool]):
+    """Backend name -> pool. Others hold it, so it changes in place. Times are seconds of `clock`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._loop = loop
+        self._clock = clock
+        self._gone: dict[Pool, tuple[float, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Pools {list(self.values())}, {len(self._gone)} of removed backends>"
+
+    def planned(self, specs: Iterable[BackendSpec], times: ConnectionTimes) -> dict[str, Pool]:
+        """The pools that these backends need: those that are there, if name and URL are the same, else new ones."""
+        pools = {}
+        for spec in specs:
+            pool = self.get(spec.name)
+            if pool is None or pool.retired or pool.spec.url != spec.url:
+                pool = Pool(
+                    spec, self._loop, connect_timeout=times.connect, keepalive_expiry=times.idle, clock=self._clock
+                )
+            pools[spec.name] = pool
+        return pools
+
+    def follow(self, planned: dict[str, Pool], times: ConnectionTimes) -> None:
+        """Put planned pools and times in force. The others retire, and stay until what runs there has ended."""
+        now = self._clock()
+        for name, pool in self.items():
+            if planned.get(name) is not pool and not pool.retired:
+                pool.retire()
+                self._gone[pool] = (now, now)
+        for pool in planned.values():
+            pool.configure(connect_timeout=times.connect, keepalive_expiry=times.idle)
+        self.update(planned)
+
+    def sweep(self, silence: float) -> None:
+        """Forget removed backends to which nothing is open any more; end what they leave waiting for `silence` seconds."""
+        now = self._clock()
+        for pool, (since, heard) in list(self._gone.items()):
+            if pool.was_heard():
+                self._gone[pool] = (since, now)
+            elif now - heard >= silence:
+                pool.stop_exchanges(silent(pool.spec.name, silence))
+            if not pool.connections and now - since >= _KEPT_FOR:
+                del self._gone[pool]
+                if self.get(pool.spec.name) is pool:
+                    del self[pool.spec.name]
+
+    def was_heard(self, name: str) -> bool:
+        """Whether a backend has sent anything since this was last asked."""
+        return self[name].was_heard()
+
+    def stop_exchanges(self, failure: Failure) -> None:
+        """End every exchange that runs, at removed backends too."""
+        for pool in self._all():
+            pool.stop_exchanges(failure)
+
+    def close(self) -> None:
+        """Close everything, running exchanges too."""
+        for pool in self._all():
+            pool.close()
+
+    def _all(self) -> Iterator[Pool]:
+        return iter(dict.fromkeys(chain(self.values(), self._gone)))
+
+
+def silent(name: str, seconds: float) -> Failure:
+    """A backend has sent nothing for so many seconds while requests waited."""
+    return Failure(Phase.HEAD, "timeout", f"{name} sent nothing for {seconds:g} s")
