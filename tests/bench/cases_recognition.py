@@ -42,16 +42,18 @@ _PLACED = Decision(Reason.RING, "a", None, PinChange.BIND)
 def conversation(size: int) -> bytes:
     """A chat request of about this many bytes: a system message, then turns of growing number."""
     random = Random(size)
-    length = max(4, min(300, size // 60))
+    length = max(4, min(300, size // 100))
 
     def text(words: int) -> str:
         return " ".join(random.choices(_WORDS, k=words))
 
     messages = [{"role": "system", "content": text(2 * length)}]
     written = len(json.dumps(messages))
-    while written < size:
+    while True:
         turn = [{"role": "user", "content": text(length)}, {"role": "assistant", "content": text(3 * length)}]
         written += len(json.dumps(turn))
+        if written > size:
+            break
         messages += turn
     messages.append({"role": "user", "content": "and now?"})
     return json.dumps({"model": MODEL, "messages": messages, "stream": True}).encode()

@@ -49,19 +49,19 @@ _DEEPEST = 32
 """Levels of nested content that are looked at."""
 
 
-def request_messages(shape: Shape, field: Field) -> list[Message]:
+def request_messages(shape: Shape, field: Field, *, beginning: bool = False) -> list[Message]:
     """The messages of a request; whatever is of the wrong type says nothing. Never raises.
 
-    Consecutive messages of the model are one, since an answer comes back as one message or as several items. A text that
-    grows (`Shape.COMPLETIONS`) is one message.
+    With `beginning` those after the first answer to a user are left out. Consecutive messages of the model are one, since an
+    answer comes back as one message or as several items. A text that grows (`Shape.COMPLETIONS`) is one message.
     """
     found: list[Message] = []
     match shape:
         case Shape.CHAT:
-            _chat(found, field("messages"))
+            _chat(found, field("messages"), beginning)
         case Shape.MESSAGES:
             _system(found, field("system"))
-            _chat(found, field("messages"))
+            _chat(found, field("messages"), beginning)
         case Shape.RESPONSES:
             _system(found, field("instructions"))
             _items(found, field("input"))
@@ -96,16 +96,20 @@ def tools_text(field: Field) -> str:
     return "\n".join(_flat(field("tools")))
 
 
-def _chat(into: list[Message], messages: object) -> None:
+def _chat(into: list[Message], messages: object, beginning: bool = False) -> None:
+    asked = False
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
             continue
         role, content = message.get("role"), message.get("content")
         said = content if isinstance(content, str) else _content(content)
         if role == USER:
+            asked = True
             into.append(Message(USER, said.strip()))
         elif role == ASSISTANT or role == "model":
             _add_answer(into, _without_thoughts(said) + _calls(message))
+            if beginning and asked:
+                return
         else:
             role = _ROLES.get(role, role) if isinstance(role, str) else ""
             into.append(Message(role, (_without_billing(said) if role == SYSTEM else said).strip()))

@@ -80,7 +80,9 @@ class Recognizer:
         identity = identify(view, model, self._sources, self._unusable)
         shape = route.shape
         turn = Turn(refused=identity.refused, shape=shape)
-        messages = request_messages(shape, view.field) if shape else []
+        # Of a session that is known only the beginning of what it says matters.
+        known = identity.session is not None and self._pins.get(self._known(identity.session).key) is not None
+        messages = request_messages(shape, view.field, beginning=known) if shape else []
         if route.beside or (shape and is_side_request(view, shape, messages)):
             turn.named, turn.wishes = identity.session, Wishes(side=True)
         elif identity.session is not None:
@@ -119,6 +121,8 @@ class Recognizer:
             return
         turn.new = True
         if history is not None and self._by_content:
+            if turn.shape is not None and history.begun:
+                history = _history(turn.shape, view, model, request_messages(turn.shape, view.field)) or history
             turn.history = history
             turn.found = self.memory.conversations.find(history)
             history.settle()
