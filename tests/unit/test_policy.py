@@ -738,9 +738,9 @@ def test_nothing_is_full_without_a_limit() -> None:
 
 
 def test_a_backend_where_requests_pile_up_gets_no_new_session_although_it_has_the_fewest() -> None:
-    stuck = fleet(Backend("a", sessions=3, in_flight=5), Backend("b", sessions=4), Backend("c", sessions=4))
+    stuck = fleet(Backend("a", sessions=3, in_flight=9), Backend("b", sessions=4), Backend("c", sessions=4))
     assert {choose(stuck, session(n)).backend for n in range(9)} <= {"b", "c"}
-    busy = fleet(Backend("a", sessions=3, in_flight=2), Backend("b", sessions=4), Backend("c", sessions=4))
+    busy = fleet(Backend("a", sessions=3, in_flight=7), Backend("b", sessions=4), Backend("c", sessions=4))
     assert {choose(busy, session(n)).backend for n in range(9)} == {"a"}
 
 

@@ -35,6 +35,9 @@ class Bounds:
 
 DEFAULT_BOUNDS = Bounds()
 
+_STUCK, _STUCK_TIMES = 8, 2.0
+"""So many requests in flight, and so many times its share of them, say that a backend may hang."""
+
 
 class Wishes(NamedTuple):
     """What a request asks of its placement beyond its session.
@@ -241,11 +244,7 @@ def _place(ring: Ring, candidates: list[Candidate], key: bytes, bounds: Bounds) 
     for backend in under:
         if backend.in_flight + 1 <= _limit(in_flight * backend.weight, bounds.in_flight):
             return ordered[0], backend
-    stuck = {
-        b.name
-        for b in ordered
-        if b.in_flight >= max(bounds.near_in_flight, _limit(in_flight * b.weight, bounds.in_flight))
-    }
+    stuck = {b.name for b in ordered if b.in_flight >= max(_STUCK, _STUCK_TIMES * in_flight * b.weight)}
     if all(b.name in stuck for b in under):
         near = [b for b in ordered if b.name not in stuck and b.sessions < most[b.name] + bounds.near_sessions]
         if near:
