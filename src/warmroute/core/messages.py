@@ -72,6 +72,19 @@ def request_messages(shape: Shape, field: Field, *, beginning: bool = False) -> 
     return found
 
 
+def has_begun(shape: Shape, field: Field) -> bool:
+    """Whether the model has answered a user in this request, if a look at the roles tells."""
+    asked = False
+    if shape is Shape.CHAT or shape is Shape.MESSAGES:
+        messages = field("messages")
+        for message in messages if isinstance(messages, list) else ():
+            role = message.get("role") if isinstance(message, dict) else None
+            if role == ASSISTANT and asked:
+                return True
+            asked = asked or role == USER
+    return False
+
+
 def answer_message(shape: Shape, said: object) -> Message | None:
     """An answer in the form that it will have in the next turn's request; None if it says nothing that could come back.
 

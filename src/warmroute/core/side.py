@@ -20,8 +20,7 @@ def is_side_request(view: RequestView, shape: Shape, messages: Sequence[Message]
 
     Only what is certain counts: a header that says so, a known prompt alone in its request, or an answer of one token.
     """
-    task = view.header(_TASK_HEADER)
-    if task is not None and refusal(task.strip()) is None:
+    if says_so(view):
         return True
     if not messages or any(message.role == ASSISTANT for message in messages):
         return False
@@ -38,3 +37,9 @@ def is_side_request(view: RequestView, shape: Shape, messages: Sequence[Message]
     ):  # there one token is a score of the prompt, which may share a long beginning with others
         return False
     return any(view.field(name) == 1 for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
+
+
+def says_so(view: RequestView) -> bool:
+    """Whether a header says that this is a task beside a conversation."""
+    task = view.header(_TASK_HEADER)
+    return task is not None and refusal(task.strip()) is None

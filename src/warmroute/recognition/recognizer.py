@@ -7,11 +7,11 @@ from ..core.answer import Answer, Decode
 from ..core.headers import Headers
 from ..core.history import History, TextHistory, head_digests, seed
 from ..core.identity import BODY_FIELDS, CONTENT, RequestView, Rung, child_of, identify
-from ..core.messages import Message, Shape, request_messages, tools_text
+from ..core.messages import Message, Shape, has_begun, request_messages, tools_text
 from ..core.model import Decision, Near, Place, Reason, Session
 from ..core.policy import NO_WISHES, Wishes
 from ..core.routes import Route
-from ..core.side import is_side_request
+from ..core.side import is_side_request, says_so
 from ..pins.memory import PinTable
 from .conversations import Found, Match
 from .memory import Memory
@@ -80,13 +80,25 @@ class Recognizer:
         identity = identify(view, model, self._sources, self._unusable)
         shape = route.shape
         turn = Turn(refused=identity.refused, shape=shape)
-        # Of a session that is known only the beginning of what it says matters.
-        known = identity.session is not None and self._pins.get(self._known(identity.session).key) is not None
+        named = self._known(identity.session) if identity.session is not None else None
+        # Of a session that is known only the beginning of what it says matters, and mostly not even that.
+        known = named is not None and self._pins.get(named.key) is not None
+        if (
+            named is not None
+            and known
+            and shape
+            and self.memory.threads.one(named.key)
+            and has_begun(shape, view.field)
+        ):
+            turn.named, turn.begun = named, True
+            turn.session, turn.wishes = (None, Wishes(side=True)) if says_so(view) else (named, NO_WISHES)
+            self._ask_owner(turn, view, response_id)
+            return turn
         messages = request_messages(shape, view.field, beginning=known) if shape else []
         if route.beside or (shape and is_side_request(view, shape, messages)):
-            turn.named, turn.wishes = identity.session, Wishes(side=True)
-        elif identity.session is not None:
-            self._by_id(turn, identity.session, view, model, messages)
+            turn.named, turn.wishes = named, Wishes(side=True)
+        elif named is not None:
+            self._by_id(turn, named, view, model, messages)
         elif messages and self._by_content:
             self._find(turn, view, model, messages)
         self._ask_owner(turn, view, response_id)
@@ -104,10 +116,8 @@ class Recognizer:
 
     # By id
 
-    def _by_id(
-        self, turn: Turn, session: Session, view: RequestView, model: str | None, messages: list[Message]
-    ) -> None:
-        named = turn.session = turn.named = self._known(session)
+    def _by_id(self, turn: Turn, named: Session, view: RequestView, model: str | None, messages: list[Message]) -> None:
+        turn.session = turn.named = named
         history = _history(turn.shape, view, model, messages)
         if history is not None:
             turn.begun = history.begun

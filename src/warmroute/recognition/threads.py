@@ -55,6 +55,11 @@ class Threads:
         own = begun or opening == thread.main or opening in thread.fresh
         return None if own or (not thread.main and len(thread.fresh) < _UNPROVEN) else opening
 
+    def one(self, key: bytes) -> bool:
+        """Whether this id has one conversation, which was gone on with, and no child: its next turns need no look."""
+        thread = self._threads.get(key)
+        return thread is not None and bool(thread.main) and not thread.children
+
     def seen(self, key: bytes, opening: bytes | None, *, begun: bool) -> None:
         """Take one request of this id into account."""
         self._requests += 1
