@@ -190,16 +190,13 @@ class Handler:
             raise ClientGone
         pool = self._pools[placed.backend]
         request, decision = x.request, placed.decision
-        extra = [(b"x-request-id", x.record.id.encode())]
-        if decision.engine is not None:
-            extra.append((b"x-data-parallel-rank", decision.engine.encode()))
         head = request_head(
             request.method,
             pool.base_path + request.target,
             request.headers,
             host=pool.host_header,
             body_length=len(x.body) if x.body or request.method == "POST" else None,
-            extra=extra,
+            extra=x.for_backend(decision.engine),
         )
         connection.send(head, x.body, head_only=request.method == "HEAD")
         x.client.on_gone(connection.abandon)

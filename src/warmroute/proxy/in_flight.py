@@ -29,3 +29,8 @@ class InFlight:
     listener: Listener | None = None
     exclude: set[str] = field(default_factory=set)
     sent: int = 0
+
+    def for_backend(self, engine: str | None) -> list[tuple[bytes, bytes]]:
+        """The headers that a backend gets from the router: the request's id, and the engine where there are several."""
+        rank = [] if engine is None else [(b"x-data-parallel-rank", engine.encode())]
+        return [(b"x-request-id", self.record.id.encode()), *rank]

@@ -159,9 +159,7 @@ class Resumer:
     def _send(self, x: InFlight, placed: Placed, connection: Connection, pool: Pool, path: bytes, body: bytes) -> None:
         if x.client.gone:
             raise ClientGone
-        extra = [(b"x-request-id", x.record.id.encode())]
-        if placed.decision.engine is not None:
-            extra.append((b"x-data-parallel-rank", placed.decision.engine.encode()))
+        extra = x.for_backend(placed.decision.engine)
         headers, length = x.request.headers, len(body)
         target = pool.base_path + path
         head = request_head("POST", target, headers, host=pool.host_header, body_length=length, extra=extra)
