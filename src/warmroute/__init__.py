@@ -5,21 +5,24 @@ A map of the package, in the order in which a request meets it:
     cli, config, app    flags and one YAML file -> a validated Config -> a running Router (assembly constructs; app runs and
                         reloads; process: signals and memory; listeners: sockets)
     proxy/              the data path. data: which paths exist; handler: one request, hop by hop; request and client: its two
-                        ends; placement: decide, reserve, lease; connection, pool: the backends' side; errors: our own answers
+                        ends; placement: decide, reserve, lease; connection, pool: the backends' side;
+                        handshake, tunnel: WebSockets; errors: our own answers
     core/               every decision, without I/O: identity, messages and history (whose turn is it), ring and policy (who
                         serves it), relay and sse (when has an answer begun), retry (may it be tried again), health, rates
     recognition/        identity that needs a memory: conversations known by content, ids that are none, who made a response
     fleet/              the backends now: registry owns their state; prober and scraper watch them
     pins/               session -> backend and engine
+    truth/              what became of each prompt token: expected of the cache, against what the backends say they had
     observe/            one record a request -> counters, metrics, access log, state as JSON
     web/                the admin listener and the dashboard
     sim/                a simulated vLLM with a real prefix cache, and a chat workload
     check, control      `warmroute check URL`; the commands that talk to a running router; saved: a request kept in a file
+    lint/               `warmroute lint FILE`: prompts that change, found in a log of requests
     demo                simulated servers, router and chat in one process
 
-Arrows point one way: core <- pins <- recognition <- fleet <- observe <- proxy <- web, sim <- listeners <- assembly <- app <-
-process, demo <- cli. core imports only itself and the pure standard library. State changes are synchronous and whole; async
-code only moves bytes.
+Arrows point one way: core <- pins <- recognition <- fleet <- truth <- observe <- proxy <- web, sim <- listeners <- assembly
+<- app <- process, demo <- cli. core imports only itself and the pure standard library. State changes are synchronous and
+whole; async code only moves bytes.
 """
 
 __version__ = "0.1.0"

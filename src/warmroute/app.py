@@ -17,7 +17,8 @@ from . import assembly, listeners
 from .config import Config, ConfigError, needs_restart, read_secret
 from .core.model import Failure, Phase
 from .core.ring import Ring
-from .fleet.registry import Changes
+from .fleet.broadcast import Broadcaster
+from .fleet.changes import Changes
 from .fleet.scraper import series_filter
 from .listeners import StartError
 from .observe.record import RequestRecord
@@ -25,14 +26,18 @@ from .observe.reloads import ReloadError
 from .observe.writer import BackgroundWriter
 from .proxy.data import DataApp
 from .proxy.deadlines import Door
+from .proxy.handshake import SwitchingProtocol
 from .proxy.pools import Pools, silent
-from .proxy.server import DataProtocol
+from .proxy.refusals import Refusals
+from .truth.ledger import Answered
 from .web.admin import AdminApp
 
 log = logging.getLogger("warmroute")
 
 _STORE_AT_START = 1.0
 """Seconds that a start waits for the shared store, so that sessions which live already are found from the first request."""
+_ENDED_AGAIN_AFTER = 0.1
+"""Seconds after which what has begun since the end of the time for stopping is ended too, such as a request of the queue."""
 
 
 class Router:
@@ -53,6 +58,8 @@ class Router:
         self.stopping = False
         self._clock = time.monotonic
         self._tasks: list[asyncio.Task[None]] = []
+        self._servers: tuple[listeners.Server, ...] = ()
+        self._hurried = asyncio.Event()
         self._reload_asked = asyncio.Event()
         self._reloading = asyncio.Lock()
 
@@ -87,7 +94,12 @@ class Router:
             await shared.store.tried(_STORE_AT_START)
         self._door = Door(config.limits, self._clock, self.counters)
         self._servers = (
-            listeners.server(self._data_app, DataProtocol.behind(self._door), config.limits.shutdown, self._door.sweep),
+            listeners.server(
+                self._data_app,
+                SwitchingProtocol.behind(self._door, self._refusals),
+                config.limits.shutdown,
+                self._door.sweep,
+            ),
             listeners.server(self._admin_app, HttpToolsProtocol, 1.0),
         )
         self._serving = [
@@ -120,9 +132,13 @@ class Router:
             backend_failed=self._backend_failed,
             stopping=lambda: self.stopping,
             reload=self._reload_for_admin,
+            broadcaster=Broadcaster(self._http, self._prober.read_models),
         )
         made = assembly.make(config, kept, self._pools, self._hooks)
-        self._data_app = DataApp(made.handler, self.registry, self._hooks.stopping, self._internal_error)
+        self._refusals = Refusals(self._settle, self._clock, time.time)
+        self._data_app = DataApp(
+            made.handler, self.registry, self._hooks.stopping, self._internal_error, self._refusals
+        )
         self._admin_app = AdminApp(made.admin_app)
         self._take(made)
 
@@ -134,12 +150,10 @@ class Router:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop: no new connections, running requests end within `limits.shutdown`, then everything is closed."""
-        self.stopping = True
+        self._say_the_end_is_near()
         data_server, admin_server = self._servers
         data_server.should_exit = True
-        await asyncio.wait({self._serving[0]}, timeout=self.config.limits.shutdown)
-        self._end_exchanges()
-        await self._serving[0]
+        await self._served_within(self.config.limits.shutdown)
         admin_server.should_exit = True
         await self._serving[1]
         for task in self._tasks:
@@ -150,11 +164,38 @@ class Router:
         if self._access_log is not None:
             self._access_log.close()
 
+    async def pre_drain(self) -> None:
+        """Be not ready, but serve as before for `limits.pre_drain`, or until `hurry`. Call it before the `async with` ends.
+
+        A balancer needs that long to see that it should send its requests elsewhere.
+        """
+        self._say_the_end_is_near()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.limits.pre_drain):
+                await self._hurried.wait()
+
     def hurry(self) -> None:
         """Stop now: end what runs, visibly, and wait for nobody."""
-        self._end_exchanges()
+        self._hurried.set()
+        if self._servers:
+            self._end_exchanges()
         for server in self._servers:
             server.force_exit = True
+
+    def _say_the_end_is_near(self) -> None:
+        self.stopping = self._door.closing = True
+
+    async def _served_within(self, seconds: float) -> None:
+        """Wait for the data listener, and after so many seconds end whatever keeps it."""
+        serving = self._serving[0]
+        await asyncio.wait({serving}, timeout=seconds)
+        if not serving.done():
+            running = sum(backend.in_flight for backend in self.registry.backends.values())
+            log.warning("ending %d requests that still run, %g s after the last one was taken", running, seconds)
+        while not serving.done():
+            self._end_exchanges()
+            await asyncio.wait({serving}, timeout=_ENDED_AGAIN_AFTER)
+        await serving
 
     def _end_exchanges(self) -> None:
         self._pools.stop_exchanges(Failure(Phase.HEAD, "own", "the router is stopping", own=True))
@@ -177,9 +218,11 @@ class Router:
                 changes = self._put_in_force(config, ring)
             except ReloadError as error:
                 self._kept.reloads.failed(error)
+                self._kept.events.reload_failed(str(error))
                 log.error("the configuration of before stays in force: %s", "; ".join(str(error).split("\n")))
                 raise
             self._kept.reloads.succeeded()
+            self._kept.events.reloaded(changes)
             told = ", ".join(f"{word} {' '.join(names)}" for word, names in changes._asdict().items() if names)
             log.info("the configuration was reloaded: %s", told or "the same backends")
             return changes
@@ -202,6 +245,8 @@ class Router:
             config, ring = await asyncio.to_thread(work)
         except ConfigError as error:
             raise ReloadError(str(error), refused=False) from None
+        if self.stopping:
+            raise ReloadError("the router is stopping", refused=True)
         return config, ring or self.registry.fleet().ring
 
     def _put_in_force(self, config: Config, ring: Ring) -> Changes:
@@ -248,12 +293,18 @@ class Router:
 
     def _settle(self, record: RequestRecord) -> None:
         self.counters.add(record)
+        self._kept.events.settle(record)
+        if record.backend is not None and record.first_byte_s is not None and record.status < 400:
+            ended = record.started + record.duration_s
+            answered = Answered(record.backend, record.engine, record.decision, record.usage, record.started, ended)
+            self._kept.ledger.settle(record.prompt, answered)
         if self._access_log is not None:
             self._access_log.write(record)
 
     def _backend_failed(self, name: str, failure: Failure) -> None:
         if self.registry.failed(name, failure, self._clock()):
             log.warning("backend %s is %s: %s", name, self.registry.backends[name].state, failure.detail)
+            self._kept.events.watch(self.registry.backends.values())
         if not failure.stale and failure.phase is not Phase.STREAM:
             self._prober.nudge(name)
 
@@ -286,5 +337,7 @@ class Router:
         for name in over:
             left = self.pins.sessions(name)
             log.info("backend %s is drained: %d sessions that are left move at their next turn", name, left)
+            self._pools[name].stop_tunnels(Failure(Phase.STREAM, "own", "the backend is being emptied", own=True))
+        self._kept.events.watch(self.registry.backends.values())
         if over:
             self._kept.queue.wake_all()

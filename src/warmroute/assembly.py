@@ -1,9 +1,12 @@
 """From a Config to the parts of a router: what is made once and outlives every reload, and what each one makes anew."""
 
+import asyncio
 import secrets
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TextIO
 
 import httpx
@@ -14,16 +17,22 @@ from .core.identity import CONTENT, ladder
 from .core.model import Failure
 from .core.outlier import OutlierLimits
 from .core.policy import Bounds
+from .core.questions import Asks
 from .core.retry import Budget
+from .core.split import BLOCK
+from .fleet.broadcast import Broadcaster
+from .fleet.moves import move_cause
 from .fleet.prober import Prober, ProbeTimes
-from .fleet.registry import Registry
+from .fleet.registry import BackendState, Registry
 from .fleet.scraper import Scraper, ScrapeTimes, series_filter
 from .observe.counters import RequestCounters
+from .observe.events import Events
 from .observe.log import AccessLog, as_json, as_text
-from .observe.metrics import MetricsPage, RouterCollector
+from .observe.metrics import MetricsPage, RouterCollector, Work
 from .observe.record import RequestRecord
 from .observe.reloads import Reloads
 from .observe.state import StateView
+from .observe.truth_view import TruthView
 from .observe.writer import BackgroundWriter
 from .pins import codec
 from .pins.memory import PinTable
@@ -37,6 +46,8 @@ from .proxy.request import decoded, reader_for
 from .proxy.resume import Resumer
 from .recognition.memory import Memory, remember
 from .recognition.recognizer import Recognizer
+from .truth.conversations import Conversations
+from .truth.ledger import Ledger
 from .web import admin
 
 Clock = Callable[[], float]
@@ -57,6 +68,8 @@ class Kept:
     reloads: Reloads
     budget: Budget
     queue: Queue
+    ledger: Ledger
+    events: Events
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,7 @@ class Hooks:
     backend_failed: Callable[[str, Failure], None]
     stopping: Callable[[], bool]
     reload: Callable[[], Awaitable[dict[str, object]]]
+    broadcaster: Broadcaster
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +98,7 @@ def thresholds(config: Config) -> Thresholds:
 
 
 def outlier_limits(config: Config) -> OutlierLimits:
-    return OutlierLimits(config.outlier.failures, config.outlier.rest, config.outlier.longest_rest)
+    return OutlierLimits(config.outlier.failures, config.outlier.rest, config.outlier.longest_rest, config.outlier.stall)
 
 
 def connection_times(config: Config) -> ConnectionTimes:
@@ -131,7 +145,18 @@ def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
         counters=RequestCounters(),
         reloads=Reloads(),
         budget=budget(config, clock),
+        ledger=_ledger(config, registry),
+        events=Events(partial(move_cause, registry), time.time),
         queue=Queue(length=config.queue.length, timeout=config.queue.timeout),
+    )
+
+
+def _ledger(config: Config, registry: Registry) -> Ledger:
+    return Ledger(
+        Conversations(config.truth.max_conversations),
+        move_cause=partial(move_cause, registry),
+        process_of=lambda name: state.processes if (state := registry.backends.get(name)) else 0,
+        block_of=lambda name: (state.scrape.block_size if (state := registry.backends.get(name)) else None) or BLOCK,
     )
 
 
@@ -159,9 +184,14 @@ def _share(
 def watch(config: Config, kept: Kept, http: httpx.AsyncClient) -> tuple[Prober, Scraper]:
     """What looks at the backends."""
     keep_series = series_filter(config.metrics.vllm_series)
-    scraper = Scraper(kept.registry, http, scrape_times(config), kept.clock, keep_series)
+    scraper = Scraper(kept.registry, http, scrape_times(config), kept.clock, keep_series, partial(_read, kept.ledger))
     prober = Prober(kept.registry, http, probe_times(config), kept.clock, came_up=scraper.nudge)
     return prober, scraper
+
+
+def _read(ledger: Ledger, state: BackendState) -> None:
+    if state.scrape.reloaded is not None:
+        ledger.tally.reloaded(state.name, state.scrape.reloaded)
 
 
 def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
@@ -192,6 +222,8 @@ def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
             clock=kept.clock,
             drain_deadline=config.drain.deadline,
             reload=hooks.reload,
+            broadcaster=hooks.broadcaster,
+            events=kept.events,
         ),
     )
 
@@ -205,6 +237,7 @@ def _bounds(config: Config) -> Bounds:
         full=config.queue.in_flight,
         spill=affinity.when_full == "spill",
         spills=affinity.spills,
+        strict=affinity.when_gone == "refuse",
     )
 
 
@@ -222,6 +255,8 @@ def _handler(
         queue=kept.queue,
         secret=kept.secret,
         recognizer=recognizer,
+        ledger=kept.ledger if config.truth.enabled else None,
+        asks=Asks(config.resume.max_body if config.resume.enabled else 0, config.truth.enabled and config.truth.ask_usage),
         resumer=Resumer(
             registry=kept.registry,
             placement=placement,
@@ -229,7 +264,6 @@ def _handler(
             backend_failed=hooks.backend_failed,
             freed=kept.queue.freed,
             enabled=config.resume.enabled,
-            body_limit=config.resume.max_body,
         ),
         reader=reader_for(config.affinity.key_sources),
         body_limit=config.limits.body,
@@ -250,6 +284,7 @@ def _state(config: Config, kept: Kept, hooks: Hooks) -> StateView:
         memory=kept.memory,
         reloads=kept.reloads,
         store=kept.shared.store if kept.shared else None,
+        truth=TruthView(kept.ledger, kept.registry, kept.clock, kept.secret) if config.truth.enabled else None,
     )
 
 
@@ -264,6 +299,8 @@ def _metrics(config: Config, kept: Kept) -> MetricsPage:
         kept.memory,
         kept.shared,
         kept.reloads,
+        Work(tasks=lambda: len(asyncio.all_tasks()), waiting=lambda: kept.queue.waiting),
+        kept.ledger if config.truth.enabled else None,
     )
     return MetricsPage(collector, kept.registry, kept.clock, stale_after)
 

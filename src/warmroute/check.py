@@ -143,11 +143,13 @@ class _Target:
     async def get(self, url: str) -> httpx.Response:
         try:
             response = await self._http.get(url)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             hint = (
                 "; give the router's admin address with --admin" if self._admin and url.startswith(self._admin) else ""
             )
-            raise CheckError(f"GET {url} failed: {error or type(error).__name__}{hint}") from None
+            raise CheckError(
+                f"GET {url} failed: {error or type(error).__name__}{hint or '; is a server running at this address?'}"
+            ) from None
         if not response.is_success:
             raise CheckError(f"GET {url} answered {response.status_code}: {response.text[:200]}")
         return response
@@ -157,7 +159,7 @@ class _Target:
         if wanted is not None and wanted not in names:
             raise CheckError(f"no model {wanted!r} there; it has {', '.join(names) or 'none'}")
         if not names:
-            raise CheckError(f"{self.url} lists no models")
+            raise CheckError(f"{self.url} lists no models; wait until a server there is ready, and try again")
         return wanted or names[0]
 
     async def values(self, after: float | None = None) -> vllm_metrics.Values:

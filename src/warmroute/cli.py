@@ -14,6 +14,7 @@ import uvloop
 
 from . import __version__, check, control, demo, saved
 from .config import Config, ConfigError, load
+from .lint.command import lint_command
 from .listeners import StartError
 from .observe.writer import BackgroundWriter
 from .process import serve
@@ -58,7 +59,16 @@ def _config(**kwargs: Any) -> Config:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="warmroute")
 def main() -> None:
-    """A router for several vLLM servers: every conversation stays where its prefix cache is warm."""
+    """A router for several vLLM servers: every conversation stays where its prefix cache is warm.
+
+    \b
+        warmroute demo                             see it work; no GPU, nothing to set up
+        warmroute serve http://10.0.0.1:8000 ...   route to your servers
+        warmroute check http://127.0.0.1:8080      does the second turn of a chat find the first one cached?
+
+    The other commands ask or steer a running router by its admin address. Exit codes: 0, 1 for what went wrong at run time,
+    2 for wrong use.
+    """
 
 
 @main.command("serve")
@@ -100,7 +110,7 @@ def config_group() -> None:
     """Look at configurations without starting anything."""
 
 
-@config_group.command("check")
+@config_group.command("check", short_help="Check a file.")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def config_check(file: Path) -> None:
     """Check a file; exit code 2 and the faults with their lines if it cannot be used."""
@@ -117,7 +127,7 @@ def config_show(file: Path | None, urls: tuple[str, ...]) -> None:
     click.echo(json.dumps(config.model_dump(mode="json"), indent=2))
 
 
-@main.command("check")
+@main.command("check", short_help="Does the second turn of a chat find the first one cached?")
 @click.argument("url")
 @click.option("--admin", help="Admin address of the router at URL.  [default: port 8081 of its host]")
 @click.option("--model", help="Which model to ask.  [default: the first one listed]")
@@ -147,16 +157,23 @@ def _admin_options(command: Any) -> Any:
         default="http://127.0.0.1:8081",
         show_default=True,
         envvar="WARMROUTE_ADMIN",
+        show_envvar=True,
+        metavar="URL",
         help="The router's admin address.",
     )(command)
 
 
-def _show(found: Callable[[], dict[str, Any]], text: Callable[[dict[str, Any]], str], as_json: bool) -> None:
+def _show(found: Callable[[], dict[str, Any]], text: Callable[[dict[str, Any]], str], as_json: bool) -> dict[str, Any]:
     try:
         answer = found()
     except control.ControlError as error:
         _fail(str(error), RUNTIME_ERROR)
-    click.echo(json.dumps(answer, indent=2) if as_json else text(answer))
+    try:
+        shown = json.dumps(answer, indent=2) if as_json else text(answer)
+    except KeyError as missing:
+        _fail(f"the answer has no {missing}: is --admin the admin address of a router of this version?", RUNTIME_ERROR)
+    click.echo(shown)
+    return answer
 
 
 @main.command("status")
@@ -182,7 +199,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
         raise click.BadParameter(str(error), ctx, param) from None
 
 
-@main.command("drain")
+@main.command("drain", short_help="Give a backend no new sessions.")
 @click.argument("name")
 @click.option(
     "--deadline",
@@ -221,7 +238,49 @@ def reload_command(admin: str, as_json: bool) -> None:
     _show(lambda: control.call(admin, "/api/reload", post=True), control.reload_text, as_json)
 
 
-@main.command("explain")
+def _json_body(ctx: click.Context, param: click.Parameter, value: str | None) -> bytes | None:
+    try:
+        return None if value is None else control.json_body(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+@main.command("broadcast")
+@click.argument("path")
+@click.option("--backend", "backends", multiple=True, metavar="NAME", help="One of some.  [default: every backend]")
+@click.option("--body", callback=_json_body, metavar="JSON|@FILE", help="What to send; @- is standard input.")
+@click.option(
+    "--deadline",
+    callback=_seconds,
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="How long a backend may take to answer.",
+)
+@click.option("--api-key", envvar="VLLM_API_KEY", metavar="KEY", help="The servers' key; better in VLLM_API_KEY.")
+@_admin_options
+def broadcast_command(
+    path: str,
+    backends: tuple[str, ...],
+    body: bytes | None,
+    deadline: float,
+    api_key: str | None,
+    admin: str,
+    as_json: bool,
+) -> None:
+    """Do one thing on all backends: POST to a path of vLLM there. Exit code 1 if one of them did not do it.
+
+    \b
+        warmroute broadcast v1/load_lora_adapter --body '{"lora_name": "x", "lora_path": "/loras/x"}'
+        warmroute broadcast 'sleep?level=1' --backend 10.0.0.1:8000
+    """
+    told = _show(
+        lambda: control.broadcast(admin, path, backends, body, deadline, api_key), control.broadcast_text, as_json
+    )
+    sys.exit(0 if told["ok"] else RUNTIME_ERROR)
+
+
+@main.command("explain", short_help="Where would a saved request go, and why?")
 @click.argument("file", type=click.File("rb"))
 @click.option("--path", help="Path of the request, where the file does not tell it.")
 @click.option("--header", "-H", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header more, or instead.")
@@ -238,11 +297,14 @@ def explain_command(file: BinaryIO, path: str | None, headers: tuple[str, ...], 
     _show(lambda: control.explain(admin, request), control.explain_text, as_json)
 
 
+main.add_command(lint_command)
+
+
 def _drained(answer: dict[str, Any]) -> str:
     return f"{answer['backend']} is {answer['state']}, with {answer['sessions']} sessions"
 
 
-@main.command("sim-backend")
+@main.command("sim-backend", short_help="Run one simulated vLLM server.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on.")
 @click.option("--model", default="sim", show_default=True, help="Name under which the model is offered.")
@@ -264,17 +326,17 @@ def sim_backend_command(host: str, port: int, **options: Any) -> None:
     try:
         _run(lambda out: sim_backend.run(chosen, host, port))
     except OSError as error:
-        _fail(f"cannot listen on {host}:{port}: {error.strerror}", RUNTIME_ERROR)
+        _fail(error.strerror or str(error), RUNTIME_ERROR)
 
 
-@main.command("demo")
+@main.command("demo", short_help="Simulated servers, router, chat and dashboard.")
 @click.option(
     "--duration", type=click.FloatRange(min=1), help="Seconds until it ends by itself.  [default: until Ctrl-C]"
 )
 @click.option("--users", default=24, show_default=True, type=click.IntRange(1, 1000), help="People chatting at once.")
 @click.option("--backends", default=3, show_default=True, type=click.IntRange(1, 32), help="Simulated vLLM servers.")
 def demo_command(duration: float | None, users: int, backends: int) -> None:
-    """Three simulated vLLM servers, the router and a lively chat, with the dashboard to watch; no GPU, nothing to set up."""
+    """Simulated vLLM servers, the router and a lively chat, with the dashboard to watch; no GPU, nothing to set up."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # each line at once, into a pipe too
     try:

@@ -1,9 +1,13 @@
 """The commands that talk to a running router's admin listener."""
 
+import json
+import re
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
@@ -17,21 +21,60 @@ class ControlError(Exception):
     """The router could not be asked, or refused; the text says what to do."""
 
 
+_BROADCAST_OVER = 30.0
+"""Seconds beyond a broadcast's deadline in which the router reads model lists and answers."""
+
+_TOLD_LENGTH = 100
+"""Characters of a backend's answer that a table shows."""
+
+
 def call(admin: str, path: str, *, post: bool = False, content: object = None) -> dict[str, Any]:
     """GET or POST (of JSON, if there is content) below the admin address; returns the JSON. Raises ControlError."""
+    headers = {} if content is None else {"content-type": "application/json"}
+    body = None if content is None else json.dumps(content).encode()
+    return _ask(admin, path, post=post, body=body, headers=headers)
+
+
+def _ask(
+    admin: str,
+    path: str,
+    *,
+    post: bool,
+    body: bytes | None,
+    headers: Mapping[str, str],
+    timeout: float = 10,
+    also: Collection[int] = (),
+) -> dict[str, Any]:
+    """The JSON of an answer whose status is 2xx, or one of `also`. Raises ControlError."""
+    if "://" not in admin:
+        admin = f"http://{admin}"
     url = f"{admin.rstrip('/')}{path}"
+    method = "POST" if post else "GET"
     try:
-        response = httpx.request("POST" if post else "GET", url, json=content, timeout=10, trust_env=False)
+        response = httpx.request(method, url, content=body, headers=headers, timeout=timeout, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ControlError(f"no router answers at {admin} ({error}); give its address with --admin URL") from None
+        raise ControlError(
+            f"no router answers at {admin} ({_words(error)}); give its address with --admin URL"
+        ) from None
     try:
-        body = response.json()
+        found = response.json()
     except ValueError:
-        raise ControlError(f"what answers at {admin} is not warmroute's admin listener; see --admin") from None
-    if not response.is_success:
-        raise ControlError(str(body.get("detail", body)))
-    found: dict[str, Any] = body
-    return found
+        found = None
+    good = response.is_success or response.status_code in also
+    if not isinstance(found, dict) or not (good or "detail" in found):
+        raise ControlError(
+            f"what answers at {admin} is not warmroute's admin listener (by default on port 8081); give its address with"
+            " --admin URL"
+        )
+    if not good:
+        raise ControlError(str(found["detail"]))
+    told: dict[str, Any] = found
+    return told
+
+
+def _words(error: Exception) -> str:
+    """What a failed request tells, without the number of the system's error."""
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def seconds(text: str) -> float:
@@ -76,6 +119,78 @@ def reload_text(changes: dict[str, Any]) -> str:
     """What a reload did to the backends."""
     told = [f"{word}: {', '.join(names)}" for word, names in changes.items() if names]
     return "\n".join(["the configuration was reloaded", *(told or ["the same backends"])])
+
+
+def json_body(text: str) -> bytes:
+    """JSON as it is written here, or in the file behind an @ (@-: standard input). Raises ValueError, which says why not."""
+    try:
+        if text == "@-":
+            data = sys.stdin.buffer.read()
+        elif text.startswith("@"):
+            data = Path(text[1:]).read_bytes()
+        else:
+            data = text.encode()
+        json.loads(data)
+    except OSError as error:
+        raise ValueError(f"{text[1:]}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"this is no JSON: {error}") from None
+    return data
+
+
+def broadcast(
+    admin: str, path: str, backends: Sequence[str], body: bytes | None, deadline: float, key: str | None
+) -> dict[str, Any]:
+    """POST JSON to a path of vLLM on every backend, or on those named; returns what each one said. Raises ControlError.
+
+    `path` may have a query. `deadline` is seconds for each answer, `key` the servers' API key.
+    """
+    path, _, query = path.removeprefix("/").partition("?")
+    wish = urlencode([*(("backend", name) for name in backends), ("deadline", deadline)])
+    headers = {} if body is None else {"content-type": "application/json"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    found = _ask(
+        admin,
+        f"/api/broadcast/{quote(path)}?{query}{'&' if query else ''}{wish}",
+        post=True,
+        body=body,
+        headers=headers,
+        timeout=deadline + _BROADCAST_OVER,
+        also=(502,),
+    )
+    if "backends" not in found:
+        raise ControlError(str(found.get("detail", found)))
+    return found
+
+
+def broadcast_text(found: dict[str, Any]) -> str:
+    """What each backend said, and whether all of them did it."""
+    told = found["backends"]
+    rows = [("backend", "done", "status", "said")]
+    rows += [
+        (name, "yes" if one["ok"] else "NO", str(one["status"] or "-"), _said(one["error"] or one["body"]))
+        for name, one in told.items()
+    ]
+    unread = [
+        f"the models of {name} could not be read afterwards: {one['models_error']}"
+        for name, one in told.items()
+        if one["models_error"]
+    ]
+    done = sum(one["ok"] for one in told.values())
+    return "\n".join([table(rows), *unread, f"{found['path']}: done by {done} of {len(told)} backends"])
+
+
+def _said(body: Any) -> str:
+    """An answer in one line: the message of an error, a text as it is, JSON as JSON."""
+    error = body.get("error", body.get("detail")) if isinstance(body, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        body = error["message"]
+    elif isinstance(error, str):
+        body = error
+    text = body if isinstance(body, str) else "" if body is None else json.dumps(body)
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return line if len(line) <= _TOLD_LENGTH else line[: _TOLD_LENGTH - 3] + "..."
 
 
 def explain(admin: str, saved: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +241,13 @@ def status_text(state: dict[str, Any]) -> str:
         )
         for b in state["backends"]
     ]
-    return head + "\n" + table(rows)
+    return "\n".join([head, table(rows), *(_advice(one) for one in state.get("advice", ()))])
+
+
+def _advice(one: dict[str, Any]) -> str:
+    """A piece of advice in one line; which settings of clients it means is on the dashboard."""
+    evidence = f" ({one['evidence']})" if one["evidence"] else ""
+    return f"{one['level']}: {one['text']}{evidence}"
 
 
 def _draining(drain: dict[str, Any] | None) -> str:

@@ -2,36 +2,61 @@
 
 import asyncio
 import gc
+import logging
 import resource
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from .app import Router
 from .config import Config
 from .observe.writer import BackgroundWriter
 
+log = logging.getLogger("warmroute")
+
 
 async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[], Config]) -> None:
-    """Run until SIGTERM or SIGINT; a second one ends at once. SIGHUP reloads what `read` gives. Raises StartError."""
+    """Run until SIGTERM or SIGINT; a second one ends at once. SIGHUP reloads what `read` gives. Raises StartError.
+
+    After SIGTERM requests are still taken for `limits.pre_drain`, since it comes from what also tells a balancer. SIGINT comes
+    from a keyboard, where somebody waits.
+    """
     _raise_descriptor_limit()
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    async with Router(config, log_stream, read) as router:
-
-        def signalled() -> None:
-            if ended.is_set():
-                router.hurry()
-            ended.set()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, signalled)
-        loop.add_signal_handler(signal.SIGHUP, router.ask_for_reload)
+    router = Router(config, log_stream, read)
+    end = _listen_to_signals(router)
+    async with router:
+        if end.done():
+            return
         names = ", ".join(spec.name for spec in config.specs)
         print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
         print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)
         _settle_memory()
-        await ended.wait()
+        number, limits = await end, router.config.limits
+        pre_drain = limits.pre_drain if number is signal.SIGTERM else 0.0
+        taken = f"requests are taken for {pre_drain:g} s more, then " if pre_drain else ""
+        log.info(
+            "%s: %sthose that run have %g s to end; a second signal ends them now", number.name, taken, limits.shutdown
+        )
+        if pre_drain:
+            await router.pre_drain()
+
+
+def _listen_to_signals(router: Router) -> asyncio.Future[signal.Signals]:
+    """The first signal that wants an end. It is heard from here on, while the router still starts too."""
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def signalled(number: signal.Signals) -> None:
+        if end.done():
+            router.hurry()
+        else:
+            end.set_result(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, partial(signalled, number))
+    loop.add_signal_handler(signal.SIGHUP, router.ask_for_reload)
+    return end
 
 
 def _raise_descriptor_limit() -> None:

@@ -46,7 +46,10 @@ def _json(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise SavedError("neither an HTTP request (POST /path HTTP/1.1, headers, empty line, body) nor JSON") from None
+        raise SavedError(
+            "the file holds neither an HTTP request (POST /path HTTP/1.1, headers, empty line, body) nor JSON; save one of"
+            " them in it"
+        ) from None
     if not isinstance(value, dict):
         raise SavedError("the JSON is no object; save the request's body, or an object with headers and body")
     if "body" not in value:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import warmroute
 
-from . import cases_core, cases_recognition, cases_state, report
+from . import cases_core, cases_recognition, cases_state, cases_truth, report
 from .processes import BenchError
 from .timing import QUICK, Row, Scale
 
@@ -28,6 +28,7 @@ GROUPS: Mapping[str, Callable[[Scale], Iterator[Row]]] = {
     "ring": cases_core.ring_rows,
     "recognise": cases_recognition.recognition_rows,
     "answer": cases_recognition.answer_rows,
+    "prompts": cases_truth.prompt_rows,
     "remembered": cases_recognition.memory_rows,
     "relay": cases_core.relay_rows,
     "usage": cases_core.usage_rows,

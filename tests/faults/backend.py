@@ -32,6 +32,8 @@ class FaultyBackend(Scripted):
         try:
             while not writer.is_closing():
                 seen = Seen(await reader.readuntil(b"\r\n\r\n"), b"", number, place)
+                if writer.is_closing():  # it had given the connection up before the request came
+                    break
                 self._busy(number)
                 self.begun.append(seen)
                 place += 1

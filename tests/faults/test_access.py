@@ -64,7 +64,9 @@ class TestAccessControl:
                 assert reply.status in (400, 401, 403, 404, 405), (method, path, reply.status)
         seen = {s.line for b in backends for s in b.begun if s.path not in quiet}
         assert seen == set()
-        assert router.state()["fleet"] == before
+        refusals = router.counters.requests
+        assert {(backend, decision) for backend, _, decision in refusals} == {("", "none")}
+        assert router.state()["fleet"] == {**before, "requests": refusals.total()}  # type: ignore[dict-item]
 
     async def test_a_host_that_looks_like_a_path_changes_nothing(
         self, router: Router, backends: list[FaultyBackend]
@@ -145,7 +147,7 @@ class TestCredentials:
                 (await http.get(path)).text for path in ("/metrics", "/api/state", "/api/sessions", "/api/history", "/")
             ]
         shown = [access_log.getvalue(), caplog.text, *pages, *(f"{reply.headers} {reply.body!r}" for reply in answers)]
-        assert access_log.getvalue().count("\n") == 2
+        assert access_log.getvalue().count("\n") == 4
         assert [text for text in shown if "canary" in text] == []
 
     @pytest.mark.xfail(strict=True, reason=NO_KEYS)

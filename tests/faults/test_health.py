@@ -1,11 +1,11 @@
 """Backends that are ill in every way: out while they are, back when they are well, and no trouble for the others."""
 
 import asyncio
+import json
 import time
 from contextlib import AsyncExitStack
 
 import httpx
-import pytest
 
 from warmroute.app import Router
 
@@ -101,16 +101,25 @@ class TestHealth:
             fresh = await homes(router.data_url, ["new 1", "new 2"])
         assert backends[0].name not in fresh.values()
 
-    @pytest.mark.xfail(
-        strict=True, reason="even sessions go before what runs: a backend that hangs goes on getting new ones"
-    )
-    async def test_a_hanging_engine_gets_no_new_session_while_others_are_idle(
-        self, router: Router, backends: list[FaultyBackend], stack: AsyncExitStack
+    async def test_an_engine_that_makes_no_steps_gets_no_new_session(
+        self, backends: list[FaultyBackend], start_router: StartRouter, stack: AsyncExitStack
     ) -> None:
-        await self.one_hangs(router, backends, stack)
-        async with asyncio.timeout(1 * LONG):
+        """Its own metrics tell that it hangs, however even the sessions are; its pins stay, and a step clears it."""
+        for backend in backends:
+            backend.metrics = steps_made(5)
+        router = await start_router(backends, outlier={"stall": 0.5})
+        first = await self.one_hangs(router, backends, stack)
+        state = router.registry.backends[backends[0].name]
+        await until(lambda: state.progress.stalled)
+        assert "no steps" in state.reason
+        async with asyncio.timeout(2 * LONG):
             fresh = await homes(router.data_url, [f"new {i}" for i in range(6)])
         assert backends[0].name not in fresh.values()
+        assert sum(name == backends[0].name for name in first.values()) == state.sessions
+        backends[0].metrics, backends[0].script = steps_made(6), answer
+        await until(lambda: not state.progress.stalled)
+        later = await homes(router.data_url, [f"later {i}" for i in range(6)])
+        assert list(later.values()).count(backends[0].name) >= 4  # it is behind by three sessions
 
     @staticmethod
     async def one_hangs(router: Router, backends: list[FaultyBackend], stack: AsyncExitStack) -> dict[str, str]:
@@ -204,6 +213,10 @@ class TestBreaker:
         assert not back.sessions().intersection(s for s in first if first[s] != back.name)
 
 
+def steps_made(steps: int) -> str:
+    return f'vllm:iteration_tokens_total_count{{engine="0",model_name="m"}} {steps}.0\n'
+
+
 class TestFailover:
     async def test_one_gone_then_all_then_one_back(self, router: Router, backends: list[FaultyBackend]) -> None:
         first = await homes(router.data_url, [f"s{i}" for i in range(30)])
@@ -251,13 +264,24 @@ class TestFailover:
         assert [reply.status for reply in replies] == [503] * 20
         assert (time.monotonic() - began) / 20 < 0.05 * LONG
 
-    @pytest.mark.xfail(strict=True, reason="no mode in which a session waits for its backend (affinity.mode: strict)")
     async def test_strict_affinity_refuses_rather_than_moves(
         self, backends: list[FaultyBackend], start_router: StartRouter
     ) -> None:
-        router = await start_router(backends, affinity={"mode": "strict"})
+        router = await start_router(backends, affinity={"when_gone": "refuse"})
         home = by_name(backends, (await homes(router.data_url, ["s"]))["s"])
         await home.stop()
-        reply = await turn(router.data_url, "s")
-        assert (reply.status, reply.header("retry-after")) == (503, "2")
+        for _ in range(2):  # found dead by the request, then known to be
+            reply = await turn(router.data_url, "s")
+            assert (reply.status, reply.header("retry-after")) == (503, "2")
+            assert reply.header("x-warmroute-decision") == "pin_gone"
+            assert home.name in json.dumps(reply.json())
+            await until(lambda: not is_up(router, home))
         assert len(posts(backends)) == 1
+        assert {r.status for r in [await turn(router.data_url, f"new {i}") for i in range(4)]} == {200}
+        await home.start()
+        await until(lambda: is_up(router, home))
+        back = await turn(router.data_url, "s")
+        assert (back.status, back.header("x-warmroute-backend")) == (200, home.name)
+        router.registry.drain(home.name, on=True, until=0)  # who is sent away does not wait
+        router.registry.end_drains(time.monotonic())
+        assert (await turn(router.data_url, "s")).header("x-warmroute-decision") == "pin_lost"

@@ -135,19 +135,23 @@ class TestStopping:
                 body = await rest(client)
                 assert (b"the router is stopping" in body, b"[DONE]" in body) == (True, False)
 
-    @pytest.mark.xfail(
-        strict=True, reason="the port closes at the first signal (limits.pre_drain: go on accepting for a while)"
-    )
     async def test_requests_are_taken_until_the_balancer_knows(
         self, backends: list[FaultyBackend], start_router: StartRouter
     ) -> None:
         router = await start_router(backends, limits={"pre_drain": 1.0})
-        stopping = asyncio.ensure_future(router.__aexit__(None, None, None))
+
+        async def stop() -> None:
+            await router.pre_drain()
+            await router.__aexit__(None, None, None)
+
+        stopping = asyncio.ensure_future(stop())
         await until(lambda: router.stopping)
         async with httpx.AsyncClient(base_url=router.data_url, trust_env=False) as http:
             assert (await http.get("/readyz")).status_code == 503
         assert (await turn(router.data_url)).status == 200
         await stopping
+        with pytest.raises(ConnectionRefusedError):
+            await turn(router.data_url)
 
     async def test_a_new_configuration_is_read_and_a_broken_one_is_not(
         self, backends: list[FaultyBackend], tmp_path: Path
@@ -283,7 +287,7 @@ def test_a_broken_file_is_told_by_name_and_key_and_opens_no_port(
         file.write_text(text)
         result = CliRunner().invoke(main, ["config", "check", str(file)])
         assert (text, result.exit_code) == (text, 2), result.output
-        assert str(file) in result.output or result.output.startswith("warmroute: no backends:")
+        assert str(file) in result.output
         assert said in result.output, (text, result.output)
         assert "Traceback" not in result.output
 

@@ -113,12 +113,11 @@ class TestStatefulEndpoints:
         await backends[1].stop()
         await until(lambda: up(router) == 2)
         await backends[1].start()
-        await until(lambda: "x" in (router.registry.backends[backends[1].name].models or ()))
+        await until(lambda: up(router) == 3 and "x" in (router.registry.backends[backends[1].name].models or ()))
         for i in range(10):
             reply = await turn(router.data_url, f"s{i}", model="x")
             assert (reply.status, reply.header("x-warmroute-backend")) == (200, backends[1].name)
 
-    @pytest.mark.xfail(strict=True, reason="no way to do one thing on all backends (POST /api/broadcast/PATH)")
     async def test_the_admin_listener_tells_all_backends_and_what_each_said(
         self, router: Router, backends: list[FaultyBackend]
     ) -> None:

@@ -43,20 +43,17 @@ class TestSessionIdHygiene:
         self, backends: list[FaultyBackend], start_router: StartRouter, access_log: io.StringIO
     ) -> None:
         router = await start_router(backends, log={"format": "json"})
-        logged = 0
         for what, request in ODD_IDS.items():
             replies = [await raw(router.data_url, request) for _ in range(3)]
             assert {reply.status for reply in replies} in ({200}, {400}), what
             assert all(reply.header("x-evil") is None for reply in replies), what
-            if replies[0].status == 200:
-                logged += 3
             if replies[0].header("x-warmroute-key") != "content":
                 assert len({reply.header("x-warmroute-backend") for reply in replies}) == 1, what
         assert all(seen.header("x-evil") is None for seen in posts(backends))
         assert router.counters.internal_errors == {}
-        await until(lambda: access_log.getvalue().count("\n") == logged)
+        await until(lambda: access_log.getvalue().count("\n") == 3 * len(ODD_IDS))
         for line in access_log.getvalue().splitlines():
-            assert json.loads(line)["status"] == 200
+            assert json.loads(line)["status"] in (200, 400)
             assert line.isprintable()
             assert len(line) < 1000
             assert not [word for word in ("Evil", "caf", "xxxx") if word in line]

@@ -202,7 +202,7 @@ class TestConnectTimeout:
             router = await start_router([FaultyBackend(port=port)], wait=False, health=never, upstream=QUICK)
             reply = await turn(router.data_url, "s")
         assert (reply.status, reply.header("retry-after")) == (503, "2")
-        assert f"no connection to 127.0.0.1:{port} within 0.5 s" in str(reply.json())
+        assert f"127.0.0.1:{port} is down (no connection within 0.5 s)" in str(reply.json())
 
     async def test_many_that_wait_for_a_deaf_host_do_not_wait_one_after_another(
         self, backends: list[FaultyBackend], start_router: StartRouter

@@ -1,7 +1,9 @@
 """The benchmarks run and their figures can be trusted: failures are counted, all CPU time is seen, nothing is left running."""
 
+import asyncio
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -14,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import processes, report, wrk
+from tests.bench import overload, processes, report, soak, wrk
+from tests.bench.askers import Asked, Clients, Got, Habits, Tally, explained, history, length_of, outcome
 from tests.bench.backend import EVENTS_BESIDE_TOKENS
+from tests.bench.batching import Pace
+from tests.bench.faulty import KINDS, answer_to, follow, prompt_ids, text_of
 from tests.bench.micro import GROUPS
 from tests.bench.processes import ROOT, BenchError, Cpus, cpu_seconds, module, output_of, running, until_answers
 from tests.bench.rendezvous import Rendezvous
@@ -91,6 +96,7 @@ def test_micro_measures_every_group(tmp_path: Path) -> None:
     [
         ("overhead", ["--only", "envoy"], f"overhead: envoy is no router; known are {', '.join(ROUTERS)}\n"),
         ("micro", ["--only", "rings"], f"micro: rings is no group; known are {', '.join(GROUPS)}\n"),
+        ("overload", ["--only", "none"], f"overload: none is not known; known are {'; '.join(overload.ROUTES)}\n"),
     ],
 )
 def test_an_unknown_name_is_one_line(name: str, words: list[str], told: str) -> None:
@@ -247,6 +253,191 @@ def test_bodies_are_as_long_as_they_say(size: int) -> None:
     content = body(size, stream=True)
     assert len(content) == size
     assert json.loads(content)["stream"] is True
+
+
+# A soak: every answer is known to its last letter, and each failure must have a cause
+
+
+def asked(*, stream: bool = True, resumable: bool = True, leaves: str | None = None) -> Asked:
+    return Asked("r1", 1, 1, stream, resumable, leaves)
+
+
+def event(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+TOLD = b'data: {"error":{"message":"it broke off"}}\n\n'
+TEXT = answer_to(history(1, 1), length_of(1, 1))
+
+
+def test_a_soak_runs_from_end_to_end(tmp_path: Path) -> None:
+    page, out = tmp_path / "page.md", tmp_path / "out.json"
+    shutil.copy(PAGE, page)
+    done = bench("soak", "--minutes", 0.1, "--json", out, "--page", page)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    held = {check["what"]: check["held"] for check in found["checks"]}
+    assert held.pop("memory after warm-up") is None  # too short a time to tell
+    assert set(held.values()) == {True}
+    assert {"tasks after the load", "failures that no fault explains"} <= held.keys()
+    assert found["seen"]["whole"] > 100
+    assert 0.1 < found["seen"]["left"] / sum(found["seen"].values()) < 0.3
+    assert max(sample["in_flight"] for sample in found["samples"]) > 0
+    assert max(sample["descriptors"] for sample in found["samples"]) > found["after"]["descriptors"]
+    assert found["after"]["rss"] > 1 << 20
+    assert done.stdout.strip() in page.read_text()
+
+
+def test_an_answer_is_whole_to_the_last_letter_or_wrong() -> None:
+    whole = Got(200, event(TEXT[:5]) + event(TEXT[5:]) + DONE, "whole")
+    assert outcome(asked(), whole) == "whole"
+    for data in (event(TEXT[:-1]), event(TEXT + " "), event(TEXT[:5]) + event(TEXT[4:]), b"data: {half\n\n", b""):
+        assert outcome(asked(), whole._replace(body=data + DONE)) == "wrong"
+    assert outcome(asked(), Got(200, event(TEXT), "whole")) == "wrong"
+    assert outcome(asked(), Got(200, event(TEXT[:9]) + TOLD, "whole")) == "broken, and told"
+    assert outcome(asked(), Got(200, event(TEXT[:9]) + TOLD + DONE, "whole")) == "wrong"
+    assert outcome(asked(), Got(200, event("other") + TOLD, "whole")) == "wrong"
+    assert outcome(asked(), Got(200, event(TEXT[:9]) + b"data: {ha", "cut")) == "broken off"
+    assert outcome(asked(), Got(503, b"{}", "whole")) == "status 503"
+    one = json.dumps({"choices": [{"message": {"content": TEXT}}]}).encode()
+    assert outcome(asked(stream=False), Got(200, one, "whole")) == "whole"
+    assert outcome(asked(stream=False), Got(200, one[:-5], "cut")) == "broken off"
+
+
+def test_only_the_faults_that_it_met_explain_what_a_client_saw() -> None:
+    plain, fixed, single = asked(), asked(resumable=False), asked(stream=False)
+    assert explained("broken, and told", fixed, ["cut"])
+    assert not explained("broken, and told", fixed, ["hang"])
+    assert not explained("broken, and told", plain, ["cut"])  # it can be gone on with
+    assert explained("broken, and told", plain, ["cut", "reset"])
+    assert not explained("broken off", fixed, ["cut"])  # an event stream must say so
+    assert explained("broken off", single, ["cut"])
+    assert explained("late", plain, ["hang"])
+    assert explained("status 502", plain, ["reset", "500"])
+    assert explained("left", asked(leaves="amid"), [])
+    assert not any(
+        explained(seen, plain, KINDS) for seen in ("wrong", "left", "status 503", "not reached", "broken off")
+    )
+    assert not any(explained(seen, plain, [kind]) for seen in ("status 502", "status 0") for kind in KINDS)
+    tally = Tally()
+    tally.add(plain, "whole")
+    tally.add(fixed, "broken, and told")
+    assert tally.unexplained({"r1": ["cut"]}) == []
+    assert [line.split(" (")[0] for line in tally.unexplained({"other": ["cut"]})] == ["r1: broken, and told"]
+
+
+def test_an_answer_goes_on_where_it_was_cut() -> None:
+    prompt = prompt_ids(history(3, 2))
+    whole = follow(prompt[-1], 12)
+    assert len(prompt) == 5
+    assert whole == whole[:4] + follow(whole[3], 8)
+    assert answer_to(history(3, 2), 12) == text_of(whole)
+    assert answer_to(history(3, 1), 12) != answer_to(history(3, 2), 12)
+
+
+@pytest.mark.parametrize(("faults", "explains"), [(0.0, True), (1.0, False)])
+def test_without_a_router_the_faults_of_servers_are_seen(tmp_path: Path, faults: float, explains: bool) -> None:
+    with running(module("faulty", "--faults", faults), CPU, tmp_path / "log", pipe=True) as process:
+        assert process.stdout is not None
+        port = json.loads(process.stdout.readline())["port"]
+        clients = Clients(port, Habits(rate=200, leave=0.2, patience=3.0), random.Random(1))
+        asyncio.run(clients.run(20, 1.0))
+        told = json.loads(soak.fetch(port, "/faults"))
+    tally = clients.tally
+    assert tally.seen["left"] > 0
+    assert (tally.seen["whole"] > 50) is explains
+    assert (tally.unexplained(told["faults"]) == []) is explains
+    assert {kind for met in told["faults"].values() for kind in met} == (set() if explains else set(KINDS))
+    assert told["running"] == 0
+
+
+def sample(
+    at: float, rss: float, descriptors: int = 10, tasks: int = 5, in_flight: int = 0, waiting: int = 0
+) -> soak.Sample:
+    return soak.Sample(at, int(rss * (1 << 20)), descriptors, tasks, in_flight, waiting, 0, 0)
+
+
+def test_memory_is_judged_by_its_slope_after_warm_up() -> None:
+    assert soak.slope([(0, 1), (1, 3), (2, 5)]) == 2
+    assert soak.slope([(0, 5), (1, 1), (2, 5), (3, 1)]) == pytest.approx(-0.8)
+    warming = [sample(at, at) for at in range(0, 120, 5)]
+    for growth, held in ((0.9, True), (1.1, False)):
+        check = soak.growth([*warming, *(sample(at, 100 + growth * at / 60) for at in range(120, 600, 5))], 600)
+        assert (check.held, check.found) == (held, f"{growth:+.3f} MiB/min")
+    assert soak.growth(warming, 120).held is None
+
+
+def test_what_is_not_given_back_is_a_miss() -> None:
+    before = [sample(0, 50), sample(0, 50, tasks=7)]
+    assert all(check.held for check in soak.given_back(before, sample(9, 90, tasks=7)))
+    for more in (
+        sample(9, 50, descriptors=11),
+        sample(9, 50, tasks=8),
+        sample(9, 50, in_flight=1),
+        sample(9, 50, waiting=1),
+    ):
+        assert [check.held for check in soak.given_back(before, more)].count(False) == 1
+
+
+def test_a_metric_that_is_missing_is_told() -> None:
+    page = 'a{backend="x"} 1.0\na{backend="y"} 2.0\nab 9\n'
+    assert soak.total(page, "a") == 3
+    with pytest.raises(BenchError, match="shows no b"):
+        soak.total(page, "b")
+
+
+# Overload
+
+
+def test_overload_runs_from_end_to_end(tmp_path: Path) -> None:
+    page, out = tmp_path / "page.md", tmp_path / "out.json"
+    shutil.copy(PAGE, page)
+    done = bench("overload", "--quick", "--only", "limits; unlimited", "--json", out, "--page", page)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())["found"]
+    limited, unlimited = found["limits"]["2.0"], found["unlimited"]["2.0"]
+    assert limited["of use/s"] > 0
+    assert limited["refused/s"] > 0
+    assert limited["refused at once p50 ms"] < 1e3 * 0.5
+    assert unlimited["refused/s"] == limited["failed"] == unlimited["failed"] == 0
+    assert done.stdout.strip() in page.read_text()
+
+
+def test_capacity_is_that_of_a_full_batch() -> None:
+    pace = Pace(max_num_seqs=4, step=0.02, per_seq=0.005, prefill=0.01)
+    assert pace.capacity(10) == pytest.approx(4 / (10 * 0.04 + 4 * 0.01))
+
+
+def test_what_counts_is_what_ended_in_time_and_in_the_seconds_that_count() -> None:
+    extent = overload.Extent(seconds=12, skipped=2, slo=1)
+    good = overload.Served(5, 200, 0.5, 3.0, "whole")
+    rest = [
+        overload.Served(1, 200, 0.5, 1.0, "whole"),  # too early to count
+        overload.Served(13, 200, 0.5, 1.0, "whole"),
+        overload.Served(6, 200, 1.5, 3.0, "whole"),
+        overload.Served(6, 200, 0.5, 3.0, "cut"),
+        overload.Served(7, 0, None, 4.0, "late"),
+        *[overload.Served(8, 503, 0.01, 0.01, "whole")] * 3,
+        *[overload.Served(8, 503, 1.0, 1.0, "whole")] * 2,
+    ]
+    found = overload.figures([good, *rest], 20.0, extent)
+    assert {name: found[name] for name in ("of use/s", "answered too late/s", "gave up/s", "refused/s", "failed")} == {
+        "of use/s": 0.1,
+        "answered too late/s": 0.1,
+        "gave up/s": 0.1,
+        "refused/s": 0.5,
+        "failed": 1.0,
+    }
+    assert found["refused at once p99 ms"] == pytest.approx(10)
+    assert found["refused after waiting p50 ms"] == pytest.approx(1000)
+
+
+def test_a_promise_that_is_not_kept_is_told() -> None:
+    rows = {1.0: {"of use/s": 20.0}, 2.0: {"of use/s": 18.5, "refused at once p99 ms": 99.0}}
+    assert overload.missed({"limits": rows, "unlimited": {1.0: {"of use/s": 9.0}, 2.0: {"of use/s": 1.0}}}) == []
+    assert len(overload.missed({"limits": {**rows, 1.5: {"of use/s": 21.0}}})) == 1
+    assert len(overload.missed({"limits": {**rows, 3.0: {"of use/s": 1.0, "refused at once p99 ms": 101.0}}})) == 1
 
 
 # Timing, tables

@@ -51,7 +51,7 @@ async def test_sigterm_lets_streams_end_and_tells_readiness() -> None:
                 while part := await client.chunk():
                     body += part
                 assert body.endswith(b"[DONE]\n\n")
-            assert await asyncio.to_thread(router.process.wait, 10) == 0
+            assert await asyncio.to_thread(router.process.wait, 30) == 0
             assert "Traceback" not in (router.process.stderr.read() if router.process.stderr else "")
 
 
@@ -118,6 +118,29 @@ async def test_config_check_and_show(tmp_path: Path) -> None:
         2,
         f"warmroute: {bad}:3: unknown key 'affinity.idle_expirey'; did you mean 'idle_expiry'?\n",
     )
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "backends:\n", "health: {rise: 1}\n"])
+async def test_a_file_without_backends_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "none.yaml"
+    file.write_text(text)
+    result = await run("config", "check", str(file))
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"warmroute: {file}:")
+    assert "no backends: list the URLs" in result.stderr
+
+
+async def test_an_address_that_is_not_the_admin_listeners_is_told_in_one_line() -> None:
+    async with Scripted() as backend:
+        with serving(backend.url) as router:
+            await until_ready(router.admin)
+            short = await run("status", "--admin", router.admin.removeprefix("http://"))
+            assert (short.returncode, short.stderr) == (0, "")
+            said = f"what answers at {router.data} is not warmroute's admin listener (by default on port 8081)"
+            for address, words in ((router.data, said), (backend.url, "is --admin the admin address of a router")):
+                result = await run("status", "--admin", address)
+                assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+                assert words in result.stderr
 
 
 async def test_check_tells_a_server_without_a_cache_from_one_that_cannot_be_asked() -> None:

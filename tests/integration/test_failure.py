@@ -1,8 +1,10 @@
 """Backends that fail before and after content, clients that leave, and a fleet that is down."""
 
 import asyncio
+import gc
 import json
 import time
+import weakref
 from contextlib import AsyncExitStack
 
 import httpx
@@ -10,6 +12,7 @@ import pytest
 
 from warmroute.app import Router
 from warmroute.config import Config
+from warmroute.proxy.in_flight import InFlight
 
 from .conftest import FAST, StartRouter, until, up
 from .scripted import RawClient, Script, Scripted, Talk, answer, free_port, role, token
@@ -526,3 +529,38 @@ async def test_stopping_ends_what_runs_visibly_and_in_time(start_router: StartRo
     assert "the router is stopping" in str(reply.json())
     streaming.writer.close()
     waiting.writer.close()
+
+
+async def test_what_a_request_held_is_let_go_when_its_client_leaves(
+    router: Router, backends: list[Scripted], stack: AsyncExitStack
+) -> None:
+    """At once, by counting references: bodies of megabytes must not wait for the garbage collector."""
+    went: list[weakref.ref[InFlight]] = []
+    handler = router._data_app.handler
+    serve = handler._serve
+
+    async def watched(x: InFlight) -> None:
+        went.append(weakref.ref(x))
+        await serve(x)
+
+    handler._serve = watched  # type: ignore[method-assign]
+
+    async def begins(talk: Talk) -> None:
+        talk.stream_head()
+        talk.event(token("one"))
+        await talk.drain()
+        await talk.peer_closed(within=10)
+
+    for backend in backends:
+        backend.script = begins
+    gc.collect()
+    gc.disable()
+    stack.callback(gc.enable)
+    for number in range(3):
+        async with await RawClient.connect(router.data_url) as client:
+            client.post({"model": "m", "stream": True, "messages": []}, {"x-session-id": f"s{number}"})
+            await client.head()
+            await client.chunk()
+    await until(lambda: sum(b.in_flight for b in router.registry.backends.values()) == 0)
+    await until(lambda: all(ref() is None for ref in went))
+    assert len(went) == 3

@@ -225,7 +225,8 @@ def test_mounts_exist_and_cannot_be_written(compose: Any) -> None:
 def test_router_may_drain_before_it_is_killed(compose: Any) -> None:
     grace = re.fullmatch(r"(\d+)s", compose["services"]["router"]["stop_grace_period"])
     assert grace
-    assert float(grace[1]) > load(EXAMPLE, environment={}).limits.shutdown
+    limits = load(EXAMPLE, environment={}).limits
+    assert float(grace[1]) > limits.pre_drain + limits.shutdown
 
 
 def test_router_reads_the_mounted_example(compose: Any) -> None:

@@ -394,7 +394,7 @@ async def test_a_router_starts_without_its_store_and_finds_it_later(
         assert isinstance(state, dict)
         assert state["up"] is False
         assert "connect" in state["reason"].lower()
-        assert any("the shared store is not in use" in text for text in router.state()["advice"])  # type: ignore[attr-defined]
+        assert any("the shared store is not in use" in told["text"] for told in router.state()["advice"])  # type: ignore[attr-defined]
         assert "warmroute_store_up 0.0" in await metrics(router)
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.get(f"{router.admin_url}/readyz")).status_code == 200

@@ -163,7 +163,7 @@ async def test_a_broken_file_keeps_everything(
     assert router._data_app.handler is handler
     assert await homes(router, sessions) == {session: (home, "pin_hit") for session, home in before.items()}
     assert (await started.reload_metrics())["reload_ok"] == 0
-    assert any(told in text for text in (await started.get("/api/state")).json()["advice"])
+    assert any(told in advice["text"] for advice in (await started.get("/api/state")).json()["advice"])
     started.file.write_text(good)
     assert (await started.post()).status_code == 200
     assert (await started.reload_metrics()) == {
@@ -172,7 +172,7 @@ async def test_a_broken_file_keeps_everything(
         'reloads_total{result="refused"}': 0.0,
         "reload_ok": 1.0,
     }
-    assert not any(told in text for text in (await started.get("/api/state")).json()["advice"])
+    assert not any(told in advice["text"] for advice in (await started.get("/api/state")).json()["advice"])
 
 
 async def test_a_file_that_is_gone_keeps_everything(started: Started, backends: list[Scripted]) -> None:
@@ -568,5 +568,5 @@ async def test_a_signal_and_the_command_reload_a_process(backends: list[Scripted
         async with await RawClient.connect(router.data) as client:
             assert (await client.chat("s")).status == 200
         router.process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(router.process.wait, 10) == 0
+        assert await asyncio.to_thread(router.process.wait, 30) == 0
     assert "Traceback" not in log.read_text()

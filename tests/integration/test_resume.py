@@ -13,7 +13,7 @@ import pytest
 
 from warmroute.app import Router
 from warmroute.core.messages import Shape
-from warmroute.core.resume import ASK
+from warmroute.core.questions import TOKENS, USAGE
 
 from .conftest import StartRouter, until, up
 from .scripted import RawClient, Reply, Scripted, Talk
@@ -293,7 +293,7 @@ async def test_the_rest_is_asked_for_in_tokens_and_the_session_lives_there_from_
     body = request(shape, repetition_penalty=1.3, top_p=0.5)
     reply = await ask(routed, model, shape, [Fate(5, rst)], body, "s")
     (_, first), (path, second) = model.posts
-    assert json.loads(first) == {**body, "return_token_ids": True}
+    assert json.loads(first) == {**body, "return_token_ids": True, "stream_options": {"include_usage": True}}
     told = 3  # the fourth word, and the fifth, have only begun a character
     assert path == "/v1/completions"
     assert json.loads(second) == {
@@ -304,6 +304,7 @@ async def test_the_rest_is_asked_for_in_tokens_and_the_session_lives_there_from_
         "top_p": 0.5,
         "stream": True,
         "return_token_ids": True,
+        "stream_options": {"include_usage": True},
     }
     died, lives = model.served
     assert reply.header("x-warmroute-backend") == died != lives
@@ -653,11 +654,11 @@ async def test_a_client_that_leaves_while_the_next_backend_is_connected_to_gets_
     connecting, go = asyncio.Event(), asyncio.Event()
     for pool in routed._pools.values():
 
-        async def connect(connect: Callable[[], Awaitable[Any]] = pool.connect) -> Any:
+        async def connect(*kind: Any, connect: Callable[..., Awaitable[Any]] = pool.connect) -> Any:
             if model.posts:
                 connecting.set()
                 await go.wait()
-            return await connect()
+            return await connect(*kind)
 
         pool.connect = connect  # type: ignore[method-assign]
     turn = asyncio.ensure_future(ask(routed, model, CHAT, [Fate(5, rst)], request(CHAT), "s"))
@@ -693,7 +694,7 @@ async def test_a_request_that_gains_nothing_is_passed_on_as_it_is(
 ) -> None:
     body = json.dumps({k: v for k, v in request(shape, **UNTOUCHED[name]).items() if v is not None}, indent=1).encode()
     reply = await ask(routed, model, shape, [], body, "s")
-    assert model.posts == [(PATHS[shape], body)]
+    assert [(path, sent.replace(USAGE, b"", 1)) for path, sent in model.posts] == [(PATHS[shape], body)]
     assert reply.body == b"".join([*model.events(PATHS[shape], json.loads(body)), DONE])
     reply = await ask(routed, model, shape, [Fate(5, rst)], body, "s")
     assert broke(reply)
@@ -704,7 +705,7 @@ async def test_a_request_that_gains_nothing_is_passed_on_as_it_is(
 async def test_switched_off_nothing_is_asked_and_nothing_gone_on_with(
     model: Model, fleet: list[Scripted], start_router: StartRouter, shape: Shape
 ) -> None:
-    router = await start_router(fleet, resume={"enabled": False})
+    router = await start_router(fleet, resume={"enabled": False}, truth={"ask_usage": False})
     body = json.dumps(request(shape), indent=1).encode()
     reply = await ask(router, model, shape, [Fate(5, rst)], body, "s")
     assert model.posts == [(PATHS[shape], body)]
@@ -716,11 +717,11 @@ async def test_switched_off_nothing_is_asked_and_nothing_gone_on_with(
 async def test_long_bodies_are_left_alone(
     model: Model, fleet: list[Scripted], start_router: StartRouter, shape: Shape
 ) -> None:
-    router = await start_router(fleet, resume={"max_body": 400})
+    router = await start_router(fleet, resume={"max_body": 400}, truth={"ask_usage": False})
     body = json.dumps(request(shape)).encode()
     longest, too_long = body + b" " * (400 - len(body)), body + b" " * (401 - len(body))
     await ask(router, model, shape, [], longest, "s")
-    assert model.posts[0][1].replace(ASK, b"", 1) == longest
+    assert model.posts[0][1].replace(TOKENS, b"", 1) == longest
     reply = await ask(router, model, shape, [Fate(5, rst)], too_long, "s")
     assert model.posts == [(PATHS[shape], too_long)]
     assert broke(reply)
@@ -736,8 +737,8 @@ async def test_the_question_is_all_that_is_put_into_a_body(
     body = json.dumps(request(shape, **odd), indent=indent, ensure_ascii=False).encode()
     await ask(routed, model, shape, [], body, "s")
     ((_, sent),) = model.posts
-    assert sent.replace(ASK, b"", 1) == body
-    assert sent.count(ASK) == 1
+    assert sent.replace(TOKENS + USAGE, b"", 1) == body
+    assert sent.count(TOKENS) == sent.count(USAGE) == 1
 
 
 @both
@@ -768,7 +769,8 @@ async def test_the_tokens_of_several_answers_are_not_asked_for(
     sent = request(shape, n=2)
     reply = await ask(routed, model, shape, [], sent, "s")
     assert reply.body == b"".join([*stream, DONE])
-    assert [json.loads(post.body) for backend in fleet for post in backend.posts] == [sent]
+    usage = {"stream_options": {"include_usage": True}}
+    assert [json.loads(post.body) for backend in fleet for post in backend.posts] == [sent | usage]
 
 
 async def test_the_answers_to_several_prompts_are_not_mixed(

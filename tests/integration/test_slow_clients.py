@@ -22,9 +22,12 @@ PATIENCE = 15.0
 
 
 async def ended(client: RawClient) -> bytes:
-    """All that comes until the router ends the connection."""
+    """All that comes until the router ends the connection, with or without a word: who sends on is reset."""
     async with asyncio.timeout(PATIENCE):
-        return await client.reader.read()
+        try:
+            return await client.reader.read()
+        except ConnectionResetError:
+            return b""
 
 
 async def refusal(client: RawClient) -> Reply:

@@ -63,6 +63,7 @@ def test_json_has_every_field_in_a_fixed_order() -> None:
         "bytes_out": 2000,
         "aborted": False,
         "resumed": None,
+        "error": None,
     }
 
 
@@ -105,12 +106,16 @@ def test_odd_characters_stay_on_one_line_of_json(odd: str) -> None:
             "503 /v1/chat/completions -> - none_available x-session-id - 1500 ms",
         ),
         (
+            {"backend": None, "session": None, "first_byte_s": None, "status": 408, "error": "head_timeout"},
+            "408 /v1/chat/completions -> - pin_hit x-session-id - 1500 ms head_timeout",
+        ),
+        (
             {"failures": [("b", REFUSED)], "attempts": 2, "aborted": True},
             "200 /v1/chat/completions -> a:8000 pin_hit x-session-id 0123456789ab first byte 250 ms 1500 ms"
             " attempts 2 (b: connection refused by a:8000) client left",
         ),
     ],
-    ids=["plain", "engine and usage", "prompt alone", "nobody", "retried and left"],
+    ids=["plain", "engine and usage", "prompt alone", "nobody", "refused", "retried and left"],
 )
 def test_text(changes: dict[str, object], expected: str) -> None:
     clock, _, rest = as_text(record(**changes)).partition(" ")

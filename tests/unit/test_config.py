@@ -16,13 +16,13 @@ from warmroute.core.model import BackendSpec
 
 FILES = Path(__file__).parent.parent / "config"
 
-NO_BACKENDS = "no backends: give the URLs of your vLLM servers, or a --config FILE that lists them"
+LIST_THEM = "no backends: list the URLs of your vLLM servers, as in 'backends: [http://127.0.0.1:8000]'"
 
 BAD: dict[str, list[str]] = {
     "a-list": ["{file}: expected keys such as 'backends:' at the top"],
     "backend-is-a-number": ["{file}:3: backends.1: expected keys below it, such as 'key: value'"],
     "backend-without-url": ["{file}:3: backends.1.url: is missing"],
-    "backends-empty": [NO_BACKENDS],
+    "backends-empty": [f"{{file}}:1: {LIST_THEM}"],
     "backends-one-text": ["{file}:1: backends: expected a list"],
     "bound-below-one": ["{file}:3: affinity.session_bound: Input should be greater than or equal to 1"],
     "control-character": ["{file}: not YAML: unacceptable character #x0001: special characters are not allowed"],
@@ -33,7 +33,7 @@ BAD: dict[str, list[str]] = {
     "duration-no-number": ["{file}:3: metrics.scrape_interval: Input should be greater than 0"],
     "duration-of-nothing": ["{file}:3: health.timeout: Input should be greater than 0"],
     "duration-of-words": ["{file}:3: health.interval: 'soon' is not a duration; write it like 500ms, 2s, 30m or 1h"],
-    "empty": [NO_BACKENDS],
+    "empty": [f"{{file}}: {LIST_THEM}"],
     "endless-alias": ["{file}:1: not YAML: an alias holds itself"],
     "fall-zero": ["{file}:3: health.fall: Input should be greater than or equal to 1"],
     "keepalive-longer-than-vllms": ["{file}:3: upstream.keepalive_expiry: Input should be less than 5"],
@@ -45,7 +45,7 @@ BAD: dict[str, list[str]] = {
     "latin-1": ["{file}: not UTF-8 text"],
     "log-format-unknown": ["{file}:3: log.format: Input should be 'auto', 'json', 'text' or 'off'"],
     "name-with-control-characters": ["{file}:2: backends.0.name: 'gpu\\na' is not a name; use printable characters"],
-    "no-backends": [NO_BACKENDS],
+    "no-backends": [f"{{file}}: {LIST_THEM}"],
     "no-yaml": ["{file}:2: not YAML: expected ',' or ']', but got ':'"],
     "only-backend-is-bad": [
         "{file}:2: backends.0.url: 'ftp://127.0.0.1:8000' is not the URL of a server; write it like http://127.0.0.1:8000"

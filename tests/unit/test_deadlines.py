@@ -56,7 +56,9 @@ def guest(hall: Hall) -> Guest:
 
 
 @pytest.mark.parametrize(
-    ("wait", "seconds"), [(Wait.HEAD, 10), (Wait.BODY, 30), (Wait.IDLE, 75), (Wait.SEND, 60)], ids=str
+    ("wait", "seconds"),
+    [(Wait.HEAD, 10), (Wait.BODY, 30), (Wait.IDLE, 75), (Wait.SEND, 60), (Wait.TUNNEL, 3600)],
+    ids=str,
 )
 def test_a_wait_is_over_at_its_deadline_and_not_before(hall: Hall, guest: Guest, wait: Wait, seconds: int) -> None:
     guest.now = Waiting(wait, "request", 0)
@@ -79,6 +81,13 @@ def test_another_request_is_another_wait(hall: Hall, guest: Guest) -> None:
     for i in range(20):
         guest.now = Waiting(Wait.HEAD, i, 0)
         hall.at(9.0 * i)
+    assert guest.ended == []
+
+
+def test_every_byte_keeps_a_websocket(hall: Hall, guest: Guest) -> None:
+    for i in range(20):
+        guest.now = Waiting(Wait.TUNNEL, "tunnel", i)
+        hall.at(3500.0 * i)
     assert guest.ended == []
 
 

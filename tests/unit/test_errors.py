@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from warmroute.core.resume import Why
 from warmroute.core.routes import Protocol
 from warmroute.proxy import errors
-from warmroute.proxy.errors import RouterError
+from warmroute.proxy.errors import Code, RouterError
 
 ALL = {
     "not_http": (errors.not_http(), 400, "bad_request"),
@@ -23,10 +24,13 @@ ALL = {
     "none_available": (errors.none_available(["a is down (timed out)", "b is starting"]), 503, "no_backend_available"),
     "all_failed": (errors.all_failed(["a: connection refused by a:8000"]), 502, "backend_failed"),
     "own_fault": (errors.own_fault("no file descriptor is left"), 503, "router_unavailable"),
-    "broke_off": (errors.broke_off("the connection to a broke"), 502, "backend_failed"),
+    "broke_off": (errors.broke_off("the connection to a broke", Why.REASONING), 502, "backend_failed"),
     "internal": (errors.internal(), 500, "router_error"),
     "busy": (errors.busy(None), 503, "overloaded"),
     "owner_gone": (errors.owner_gone("b1"), 503, "response_owner_unavailable"),
+    "pin_gone": (errors.pin_gone("b1"), 503, "conversation_owner_unavailable"),
+    "bad_handshake": (errors.bad_handshake("has no Sec-WebSocket-Key"), 400, "bad_handshake"),
+    "upgrade_required": (errors.upgrade_required("can only be a WebSocket; ask for one"), 426, "upgrade_required"),
 }
 ANTHROPIC_TYPES = {
     "not_http": "invalid_request_error",
@@ -47,17 +51,21 @@ ANTHROPIC_TYPES = {
     "internal": "api_error",
     "busy": "overloaded_error",
     "owner_gone": "overloaded_error",
+    "pin_gone": "overloaded_error",
+    "bad_handshake": "invalid_request_error",
+    "upgrade_required": "invalid_request_error",
 }
 
 every = pytest.mark.parametrize("name", list(ALL))
 
 
 @every
-def test_openai_shape(name: str) -> None:
+@pytest.mark.parametrize("protocol", [Protocol.OPENAI, Protocol.RESPONSES])
+def test_openai_shape(name: str, protocol: Protocol) -> None:
     error, status, code = ALL[name]
     assert error.status == status
     kind = "invalid_request_error" if status < 500 else "server_error"
-    assert json.loads(error.body(Protocol.OPENAI)) == {
+    assert json.loads(error.body(protocol)) == {
         "error": {"message": error.message, "type": kind, "code": code, "param": None}
     }
 
@@ -76,28 +84,71 @@ def test_anthropic_shape(name: str) -> None:
 def test_as_an_event_it_stands_on_lines_of_its_own(name: str, protocol: Protocol) -> None:
     error = ALL[name][0]
     event = error.event(protocol)
-    head = b"event: error\n" if protocol is Protocol.ANTHROPIC else b""
-    assert event == head + b"data: " + error.body(protocol) + b"\n\n"
+    head = b"" if protocol is Protocol.OPENAI else b"event: error\n"
+    assert event.startswith(head + b"data: {")
+    shown, body = json.loads(event.removeprefix(head).removeprefix(b"data: ")), json.loads(error.body(protocol))
+    assert shown == body if protocol is not Protocol.RESPONSES else shown["error"] == body["error"]
     assert b"[DONE]" not in event
     assert event.count(b"\n\n") == 1
+
+
+@every
+def test_in_a_stream_of_responses_it_is_one_of_their_events(name: str) -> None:
+    error, _, code = ALL[name]
+    event = error.event(Protocol.RESPONSES, 7)
+    shown = json.loads(event.removeprefix(b"event: error\ndata: "))
+    whole = json.loads(error.body(Protocol.RESPONSES))
+    assert shown == {
+        "type": "error",
+        "code": code,
+        "message": error.message,
+        "param": None,
+        "sequence_number": 7,
+        "error": whole["error"],
+    }
 
 
 def test_every_constructor_is_covered() -> None:
     made = {
         name
         for name, value in vars(errors).items()
-        if callable(value) and getattr(value, "__module__", "") == errors.__name__ and value is not RouterError
+        if callable(value) and getattr(value, "__module__", "") == errors.__name__ and not name.startswith("_")
     }
-    assert made == set(ALL)
+    assert made - {RouterError.__name__, Code.__name__} == set(ALL)
+
+
+def test_every_code_is_made_by_somebody() -> None:
+    assert {error.code for error, _, _ in ALL.values()} == set(Code)
+
+
+@pytest.mark.parametrize("why", list(Why))
+def test_a_stream_that_ends_with_an_error_says_why_it_was_not_gone_on_with(why: Why) -> None:
+    error = errors.broke_off("a closed the connection", why)
+    assert error.message.startswith("the answer broke off: a closed the connection; ")
+    assert "ask again" in error.message
+    assert error.code is (Code.ROUTER_UNAVAILABLE if why is Why.STOPPING else Code.BACKEND_FAILED)
+    others = {errors.broke_off("a closed the connection", other).message for other in Why if other is not why}
+    assert error.message not in others
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
         ("not_found", ["'/sleep'", "reference"]),
+        ("not_http", ["nothing of it was sent on", "look at"]),
+        ("not_one_host", ["one Host header", "look at"]),
+        ("head_too_large", ["1024 bytes", "send fewer"]),
+        ("too_many_headers", ["100 headers", "send fewer"]),
+        ("head_too_slow", ["limits.head_timeout", "send it again"]),
+        ("body_too_slow", ["limits.min_body_rate", "send it again"]),
+        ("too_many_connections", ["10 connections", "try again", "limits.max_connections"]),
         ("method_not_allowed", ["/v1/models takes GET or HEAD"]),
+        ("busy", ["as many requests as it may have", "try again"]),
+        ("owner_gone", ["b1", "try again", "messages"]),
+        ("pin_gone", ["b1", "affinity.when_gone", "try again"]),
+        ("bad_handshake", ["Sec-WebSocket-Key", "look at"]),
         ("body_too_large", ["1024 bytes", "limits.body"]),
-        ("unknown_model", ["'x'", "m, n"]),
+        ("unknown_model", ["'x'", "choose one", "m, n"]),
         ("none_available", ["a is down (timed out); b is starting", "try again"]),
         ("all_failed", ["a: connection refused by a:8000", "try again"]),
         ("own_fault", ["no file descriptor is left", "try again"]),
@@ -121,6 +172,7 @@ def test_waiting_is_advised_where_it_helps_and_only_there(name: str) -> None:
         "all_failed": b"1",
         "own_fault": b"1",
         "owner_gone": b"2",
+        "pin_gone": b"2",
         "busy": b"1",
         "too_many_connections": b"2",
     }
@@ -139,3 +191,39 @@ def test_what_a_client_typed_cannot_spoil_an_error(odd: str) -> None:
         body = json.loads(error.body(Protocol.OPENAI))
         assert repr(odd) in body["error"]["message"]
         assert error.event(Protocol.OPENAI).count(b"\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/messages", "/v1/messages"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("//v1/chat/completions", "/v1/chat/completions"),
+        ("/api/v1/models", "/v1/models"),
+        ("/openai/deployments/x", None),
+        ("/sleep", None),
+        ("/v1/sleep", None),
+        ("/v1/load_lora_adapter", None),
+        ("/", None),
+        ("", None),
+    ],
+)
+def test_a_wrong_base_url_is_told_the_path_that_was_meant(path: str, meant: str | None) -> None:
+    message = errors.not_found(path).message
+    if meant is None:
+        assert "did you mean" not in message
+    else:
+        assert f"did you mean {meant!r}?" in message
+        assert "base URL" in message
+
+
+def test_what_a_client_typed_is_repeated_in_part() -> None:
+    for message in (
+        errors.not_found("/v1/models/" + "a" * 60_000).message,
+        errors.unknown_model("m" * 9_999, []).message,
+    ):
+        assert len(message) < 600
+    many = errors.unknown_model("x", [f"m{i}" for i in range(1000)]).message
+    assert "m49 and 950 more" in many

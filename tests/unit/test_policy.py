@@ -30,6 +30,7 @@ class Backend:
     weight: float = 1.0
     available: bool = True
     accepts_new: bool = True
+    leaving: bool = False
     models: Collection[str] | None = None
     sessions: int = 0
     in_flight: int = 0
@@ -690,6 +691,30 @@ def test_a_draining_owner_still_answers_for_its_responses() -> None:
 
 
 # Full backends
+
+STRICT = Bounds(strict=True)
+
+
+def test_a_strict_session_waits_for_its_backend() -> None:
+    of = fleet(Backend("a", available=False), Backend("b"))
+    assert choose(of, session(1), Pin("a"), bounds=STRICT) == Decision(Reason.PIN_GONE, full="a")
+    assert choose(fleet(Backend("a"), Backend("b")), session(1), Pin("a"), exclude={"a"}, bounds=STRICT).backend is None
+    assert choose(fleet(Backend("a"), Backend("b")), session(1), Pin("a"), bounds=STRICT).reason is Reason.PIN_HIT
+
+
+@pytest.mark.parametrize(
+    "backends",
+    [
+        [Backend("b")],
+        [Backend("a", available=False, leaving=True, accepts_new=False), Backend("b")],
+        [Backend("a", models={"other"}), Backend("b")],
+    ],
+    ids=["no longer there", "drained", "of another model"],
+)
+def test_a_strict_session_moves_from_where_it_has_nothing_to_wait_for(backends: list[Backend]) -> None:
+    decision = choose(fleet(*backends), session(1), Pin("a"), model="m", bounds=STRICT)
+    assert (decision.reason, decision.backend) == (Reason.PIN_LOST, "b")
+
 
 FULL = Bounds(full=4)
 SPILL = Bounds(full=4, spill=True, spills=3)

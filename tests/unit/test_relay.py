@@ -247,6 +247,15 @@ def test_usage_of_an_answer_that_ended_before_it_said_anything() -> None:
     assert relay.usage() == Usage(30, None, 0)
 
 
+def test_a_stream_that_is_left_long_after_it_told_the_prompt() -> None:
+    relay = Relay(200, EVENTS)
+    first, *rest = events(golden("messages-stream"))
+    relay.feed(first)
+    for event in rest[:3] * 100:
+        relay.feed(event)
+    assert relay.usage() == Usage(30, None, 0)
+
+
 def test_a_stream_that_broke_before_its_usage_has_none() -> None:
     relay = Relay(200, EVENTS)
     for event in events(golden("chat-stream"))[:4]:
@@ -257,3 +266,32 @@ def test_a_stream_that_broke_before_its_usage_has_none() -> None:
 def test_repr_tells_the_state() -> None:
     assert repr(Relay(200, EVENTS)) == "<Relay held events>"
     assert repr(Relay(200, JSON)) == "<Relay held>"
+
+
+def test_the_next_event_of_a_response_has_the_next_number() -> None:
+    relay = Relay(200, EVENTS)
+    numbers = []
+    for event in events(golden("responses-stream")):
+        relay.feed(event)
+        numbers.append(relay.next_number)
+    assert numbers[-1] == len(numbers)
+    assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("stream", "number"),
+    [
+        (TEXT, 0),
+        (b'data: {"delta":"x","sequence_number":4}\n\n', 5),
+        (b'data: {"sequence_number": 41, "delta": "x"}\n\n', 42),
+        (b'data: {"delta":"say \\"sequence_number\\":900","sequence_number":7}\n\n', 8),
+        (b'data: {"delta":"x","sequence_number":4}\n\ndata: {"sequence_number":5,"de', 6),
+        (b'data: {"delta":"x","sequence_number":"4"}\n\n', 0),
+    ],
+    ids=["chat", "last", "first, with blanks", "in a text", "of a cut event", "text"],
+)
+def test_the_next_number_of_streams(stream: bytes, number: int) -> None:
+    relay = Relay(200, EVENTS)
+    relay.feed(TEXT)
+    relay.note(stream)
+    assert relay.next_number == number

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from warmroute.core.headers import Headers, first_values
 from warmroute.core.identity import SOURCES, identify
 from warmroute.proxy import errors
+from warmroute.proxy.body import BodyRefused, ClientLeft, Incoming
 from warmroute.proxy.errors import RouterError
-from warmroute.proxy.request import BodyRefused, ClientLeft, FieldReader, Request, read_body, reader_for
+from warmroute.proxy.request import FieldReader, Request, reader_for
 
 JSON: Headers = [(b"content-type", b"application/json")]
 
@@ -208,16 +209,18 @@ class Source:
     ids=["whole", "two parts", "with empty parts", "no body", "an empty body"],
 )
 async def test_a_body_is_read_whole(messages: list[Message], body: bytes) -> None:
-    assert await read_body(receiver(*messages), {}, 5_000, Source()) == body
+    assert await Incoming(receiver(*messages), {}, 5_000, Source()).whole() == body
 
 
 async def test_a_body_of_exactly_the_limit_is_taken() -> None:
-    assert await read_body(receiver(part(b"12345", more=False)), {b"content-length": b"5"}, 5, Source()) == b"12345"
+    assert (
+        await Incoming(receiver(part(b"12345", more=False)), {b"content-length": b"5"}, 5, Source()).whole() == b"12345"
+    )
 
 
 async def test_an_announced_length_over_the_limit_is_refused_before_reading() -> None:
     with pytest.raises(BodyRefused, match="larger than 5 bytes"):
-        await read_body(receiver(), {b"content-length": b"6"}, 5, Source())
+        await Incoming(receiver(), {b"content-length": b"6"}, 5, Source()).whole()
 
 
 @pytest.mark.parametrize(
@@ -225,24 +228,24 @@ async def test_an_announced_length_over_the_limit_is_refused_before_reading() ->
 )
 async def test_a_body_that_grows_over_the_limit_is_refused_at_once(announced: dict[bytes, bytes]) -> None:
     with pytest.raises(BodyRefused, match="larger than 5 bytes"):
-        await read_body(receiver(part(b"123", more=True), part(b"456", more=True)), announced, 5, Source())
+        await Incoming(receiver(part(b"123", more=True), part(b"456", more=True)), announced, 5, Source()).whole()
 
 
 async def test_a_body_that_breaks_off_is_refused_with_the_connections_reason() -> None:
     source = Source(errors.body_too_slow())
     with pytest.raises(BodyRefused) as caught:
-        await read_body(receiver(part(b"123", more=True)), {}, 5, source)
+        await Incoming(receiver(part(b"123", more=True)), {}, 5, source).whole()
     assert caught.value.error is source.broken
 
 
 async def test_a_whole_body_is_taken_though_what_follows_it_is_broken() -> None:
-    assert await read_body(receiver(part(b"123", more=False)), {}, 5, Source(errors.not_http())) == b"123"
+    assert await Incoming(receiver(part(b"123", more=False)), {}, 5, Source(errors.not_http())).whole() == b"123"
 
 
 @pytest.mark.parametrize("before", [[], [part(b"half", more=True)]], ids=["at once", "half way"])
 async def test_a_client_that_leaves_is_noticed(before: list[Message]) -> None:
     with pytest.raises(ClientLeft):
-        await read_body(receiver(*before, GONE), {}, 100, Source())
+        await Incoming(receiver(*before, GONE), {}, 100, Source()).whole()
 
 
 def test_repr_shows_nothing_of_the_conversation() -> None:

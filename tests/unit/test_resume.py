@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from warmroute.core.messages import Shape
-from warmroute.core.resume import ASK, Rest, RestEvents, Why, ask, end_of, rest_of
+from warmroute.core.resume import Rest, RestEvents, Why, end_of, rest_of
 from warmroute.core.tap import TokenTap
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -98,35 +98,6 @@ def captured() -> dict[str, bytes]:
 STREAMS = captured()
 TOLD = {"chat": [915, 1152, 3797, 1041, 3737, 3716], "completions": [40, 41, 42, 43]}
 PROMPTS = {"chat": b"1,1543,201,1510,272,318,267,223,516,2,201,1,756,392,776,201", "completions": b"3,1,4"}
-
-
-# The question
-
-
-@pytest.mark.parametrize("blank", [b"", b" ", b"\n  "])
-def test_the_question_is_put_behind_the_first_brace_and_nothing_else_changes(blank: bytes) -> None:
-    body = blank + b'{ "model" : "m",\t"stream":true, "x": {"a": 1.0} }'
-    put = ask(CHAT, body, useful=True, limit=1000)
-    assert put is not None
-    assert put.replace(ASK, b"", 1) == body
-    assert json.loads(put) == {**json.loads(body), "return_token_ids": True}
-
-
-@pytest.mark.parametrize(
-    ("shape", "useful", "limit"),
-    [
-        (CHAT, False, 1000),
-        (CHAT, True, 15),
-        (Shape.MESSAGES, True, 1000),
-        (Shape.RESPONSES, True, 1000),
-        (None, True, 1000),
-    ],
-)
-def test_where_the_question_is_of_no_use_it_is_not_put(shape: Shape | None, useful: bool, limit: int) -> None:
-    body = b'{"stream": true}'
-    assert len(body) == 16
-    assert ask(shape, body, useful=useful, limit=limit) is None
-    assert ask(CHAT, body, useful=True, limit=16) is not None
 
 
 # The tap

@@ -65,10 +65,12 @@ def test_the_model_api_is_posted_to(path: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", POSTS, ids=bytes.decode)
-def test_only_anthropics_paths_have_its_errors(path: bytes) -> None:
+def test_each_api_has_its_own_errors(path: bytes) -> None:
     route = find(path)
     assert route is not None
-    assert route.protocol is (Protocol.ANTHROPIC if path.startswith(b"/v1/messages") else Protocol.OPENAI)
+    own = {b"/v1/messages": Protocol.ANTHROPIC, b"/v1/responses": Protocol.RESPONSES}
+    expected = next((protocol for beginning, protocol in own.items() if path.startswith(beginning)), Protocol.OPENAI)
+    assert route.protocol is expected
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,7 @@ def test_only_anthropics_paths_have_its_errors(path: bytes) -> None:
         (b"/v1/models/tiny", "/v1/models/{model}", ("GET", "HEAD")),
         (b"/v1/models/org/name", "/v1/models/{model}", ("GET", "HEAD")),
         (b"/v1/models/org%2Fname%20x", "/v1/models/{model}", ("GET", "HEAD")),
+        (b"/v1/realtime", "/v1/realtime", ("GET",)),
         (b"/v1/responses/resp_b8d7c9aab71f08b8", "/v1/responses/{id}", ("GET",)),
         (b"/v1/responses/resp_1/cancel", "/v1/responses/{id}/cancel", ("POST",)),
     ],
@@ -87,7 +90,8 @@ def test_only_anthropics_paths_have_its_errors(path: bytes) -> None:
 def test_other_paths(path: bytes, label: str, methods: tuple[str, ...]) -> None:
     route = find(path)
     assert route is not None
-    assert (route.label, route.methods, route.protocol) == (label, methods, Protocol.OPENAI)
+    protocol = Protocol.RESPONSES if b"responses" in path else Protocol.OPENAI
+    assert (route.label, route.methods, route.protocol) == (label, methods, protocol)
 
 
 def test_the_paths_that_the_router_answers_itself_are_told_by_identity() -> None:

@@ -44,11 +44,11 @@ _ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
 }
 
-_READY_S = 180.0
+_READY_S = 600.0
 _POLL_S = 0.25
 _STOP_S = 15.0
 _TRACKER_S = 2.0
-_GONE_S = 10.0
+_GONE_S = 60.0
 
 
 class VllmServerError(Exception):
@@ -70,6 +70,7 @@ class VllmServer:
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch = ""
+        self._wanted = False
 
     def __repr__(self) -> str:
         return f"<VllmServer {self.url} {f'pid {self.pid}' if self.running else 'not running'}>"
@@ -99,10 +100,11 @@ class VllmServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Returns when `GET /health` answers 200; raises VllmServerError after 180 s or a second death at start."""
+        """Returns when `GET /health` answers 200; raises VllmServerError after 600 s or a second death at start."""
         if self.running:
             raise VllmServerError(f"{self!r} is running already; stop it first")
         chosen = self.port
+        self._wanted = True
         for attempts_left in (1, 0):
             self.port = chosen or free_port()
             self._spawn()
@@ -114,6 +116,8 @@ class VllmServer:
             if ready:
                 return
             self.kill()
+            if not self._wanted:
+                raise VllmServerError(f"vllm on port {self.port} was stopped while it started")
             if not attempts_left:
                 raise VllmServerError(f"vllm on port {self.port} died at start, twice:\n{self._log_end()}")
 
@@ -122,32 +126,48 @@ class VllmServer:
 
         Spared for a moment is Python's resource tracker: it serves nothing, and frees the shared memory of the dead.
         """
-        if self._process is None:
+        process = self._process  # another thread may be in here too: one starts, and one stops all
+        if process is None:
             return
-        session = self._process.pid
+        session = process.pid
         started = time.monotonic()
         while members := _session_members(session):
             waited = time.monotonic() - started
             if waited > _GONE_S:
                 raise VllmServerError(f"processes {members} of the vllm on port {self.port} outlive SIGKILL")
-            for process in members:
-                if waited > _TRACKER_S or not _is_resource_tracker(process):
-                    _signal(process, signal.SIGKILL)
-            self._process.poll()
+            for member in members:
+                if waited > _TRACKER_S or not _is_resource_tracker(member):
+                    _signal(member, signal.SIGKILL)
+            process.poll()
             time.sleep(0.02)
-        self._process.wait()
+        process.wait()
         self._process = None
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def stop(self) -> None:
-        """SIGTERM, and `kill()` for what still runs after 15 s; harmless when nothing runs."""
-        if self._process is None:
+        """SIGTERM, and `kill()` for what still runs after 15 s; harmless when nothing runs. A start under way fails."""
+        self._wanted = False
+        process = self._process
+        if process is None:
             return
-        _signal(self._process.pid, signal.SIGTERM)
+        _signal(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + _STOP_S
-        while (self.running or _session_members(self._process.pid)) and time.monotonic() < deadline:
+        while (process.poll() is None or _session_members(process.pid)) and time.monotonic() < deadline:
             time.sleep(0.05)
         self.kill()
+
+    def give_way(self, niceness: int = 15) -> None:
+        """Lower its priority, so that another server which starts beside it gets the CPU first; 0 takes that back.
+
+        Taking back is root's right; for anybody else the priority stays low.
+        """
+        with contextlib.suppress(OSError):
+            for process in _session_members(self.pid) if self.pid else ():
+                for thread in Path(f"/proc/{process}/task").iterdir():
+                    os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
+        # Where Linux groups processes by session, a priority counts only within its session: the group has one of its own.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid}/autogroup").write_text(str(niceness))
 
     def _spawn(self) -> None:
         # A short folder of its own for sockets and temporary files, which a killed server cannot remove.

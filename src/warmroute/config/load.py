@@ -51,13 +51,21 @@ def load(
     given = _merge({}, flags or {})
     merged = _merge(_merge(_merge({}, data), env_data), given)
     if not merged.get("backends"):
-        raise ConfigError("no backends: give the URLs of your vLLM servers, or a --config FILE that lists them")
+        raise ConfigError(_no_backends(file, lines))
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
         origin = _Origin(file, lines, env_data, env_names, given)
         told = [_explain(dict(fault), origin) for fault in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(told))) from None
+
+
+def _no_backends(file: Path | None, lines: Lines) -> str:
+    if file is None:
+        return "no backends: give the URLs of your vLLM servers, or a --config FILE that lists them"
+    line = lines.get(("backends",))
+    where = str(file) if line is None else f"{file}:{line}"
+    return f"{where}: no backends: list the URLs of your vLLM servers, as in 'backends: [http://127.0.0.1:8000]'"
 
 
 def _read(file: Path) -> tuple[dict[str, Any], Lines]:

@@ -9,6 +9,7 @@ _WHOLE = ("listen", "store")
 _KEYS = {
     "affinity": ("idle_expiry", "unproven_expiry", "max_sessions", "max_history"),
     "limits": None,
+    "truth": ("max_conversations",),
 }
 """Keys of other sections: what is remembered has its size, and client connections have their limits, from the start on."""
 _FREE = {"limits": ("body",)}

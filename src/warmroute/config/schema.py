@@ -47,6 +47,7 @@ def _size(value: object) -> object:
 
 
 Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0, allow_inf_nan=False)]
+SecondsOrNone = Annotated[float, BeforeValidator(_duration), Field(ge=0, allow_inf_nan=False)]
 Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 
 
@@ -120,6 +121,7 @@ class AffinityConfig(_Section):
     in_flight_bound: Annotated[float, Field(ge=1, le=10)] = 1.25
     when_full: Literal["wait", "spill"] = "wait"
     spills: Annotated[int, Field(ge=1)] = 3
+    when_gone: Literal["move", "refuse"] = "move"
 
     @field_validator("key_sources")
     @classmethod
@@ -145,6 +147,7 @@ class OutlierConfig(_Section):
     rest: Seconds = 10.0
     longest_rest: Seconds = 300.0
     silence: Seconds = 300.0
+    stall: Seconds = 10.0
 
 
 class QueueConfig(_Section):
@@ -173,6 +176,14 @@ class UpstreamConfig(_Section):
 
     connect_timeout: Seconds = 2.0
     keepalive_expiry: Annotated[Seconds, Field(lt=5)] = 3.0
+
+
+class TruthConfig(_Section):
+    """What is found out of each turn's prompt tokens."""
+
+    enabled: bool = True
+    ask_usage: bool = True
+    max_conversations: Annotated[int, Field(ge=1)] = 20_000
 
 
 class ResumeConfig(_Section):
@@ -254,7 +265,8 @@ def _is_redis_url(text: str) -> bool:
 class LimitsConfig(_Section):
     """Bounds on what clients may send, on how slow and how many they may be, and on how long stopping may take.
 
-    `min_body_rate` is in bytes a second, over `body_timeout`.
+    `min_body_rate` is in bytes a second, over `body_timeout`. `pre_drain`, `shutdown` and the five seconds in which ended
+    requests may say so are together the half minute that Kubernetes gives by default.
     """
 
     body: Bytes = 64 << 20
@@ -263,8 +275,10 @@ class LimitsConfig(_Section):
     min_body_rate: Bytes = 512
     idle_timeout: Seconds = 75.0
     send_timeout: Seconds = 60.0
+    tunnel_timeout: Seconds = 3600.0
     max_connections: Annotated[int, Field(gt=0)] = 10_000
-    shutdown: Seconds = 30.0
+    pre_drain: SecondsOrNone = 5.0
+    shutdown: Seconds = 20.0
 
 
 class LogConfig(_Section):
@@ -291,6 +305,7 @@ class Config(_Section):
     retry: RetryConfig = RetryConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     resume: ResumeConfig = ResumeConfig()
+    truth: TruthConfig = TruthConfig()
     metrics: MetricsConfig = MetricsConfig()
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -51,6 +51,7 @@ class Reason(StrEnum):
 
     PIN_HIT = "pin_hit"  # the backend that holds this conversation
     PIN_LOST = "pin_lost"  # that backend is gone: chosen anew, the pin moves
+    PIN_GONE = "pin_gone"  # that backend is gone, and sessions wait for theirs instead of moving
     PIN_SPILL = "pin_spill"  # that backend is full: served elsewhere this once, the pin stays
     RING = "ring"  # a new session at its home on the ring
     RING_SPILL = "ring_spill"  # a new session whose home is over its bound: the next one in ring order
@@ -124,6 +125,8 @@ class Candidate(Protocol):
     def available(self) -> bool: ...
     @property
     def accepts_new(self) -> bool: ...
+    @property
+    def leaving(self) -> bool: ...
     @property
     def models(self) -> Collection[str] | None: ...
     @property

@@ -15,11 +15,15 @@ class Rest(StrEnum):
 @dataclass(frozen=True, slots=True)
 class OutlierLimits:
     """So many failures in a row until a backend rests; seconds of the first rest, which doubles each time it fails again,
-    up to the longest. The defaults are Envoy's, but for a shorter first rest."""
+    up to the longest. The defaults are Envoy's, but for a shorter first rest.
+
+    After `stall` seconds without a step of its engine a backend with requests takes no new sessions.
+    """
 
     failures: int = 5
     rest: float = 10.0
     longest: float = 300.0
+    stall: float = 10.0
 
 
 @dataclass(slots=True)

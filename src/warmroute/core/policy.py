@@ -20,7 +20,8 @@ class Bounds:
     would rather be where a part of its prompt is known, `near_in_flight` requests may run there whatever runs elsewhere, and
     `near_sessions` sessions more than a fair share may live there: a known beginning saves one prefill, too many sessions
     cost as long as they live. A backend with `full` requests in flight takes no more (0: any number): its sessions wait, or
-    with `spill` are served elsewhere, and after `spills` times in a row move.
+    with `spill` are served elsewhere, and after `spills` times in a row move. With `strict` sessions do not move from a
+    backend that may come back.
     """
 
     sessions: float = 1.05
@@ -31,6 +32,7 @@ class Bounds:
     full: int = 0
     spill: bool = False
     spills: int = 3
+    strict: bool = False
 
 
 DEFAULT_BOUNDS = Bounds()
@@ -97,11 +99,14 @@ def decide(
         return _ask_owner(fleet, wishes.owner, session, pin, exclude, bounds)
     if pin is not None and session is not None:
         pinned = fleet.backends.get(pin.backend)
-        if pinned is not None and pinned.available and pinned.name not in exclude and _serves(pinned, model):
+        served = pinned is not None and _serves(pinned, model)
+        if pinned is not None and served and pinned.available and pinned.name not in exclude:
             if _full(pinned, bounds):
                 return _spill(fleet, session, pinned, pin, model, exclude, bounds)
             engine = pin.engine if _has_engine(pinned, pin.engine) else pick_engine(pinned, session.key)
             return Decision(Reason.PIN_HIT, pinned.name, engine, PinChange.KEEP)
+        if pinned is not None and served and bounds.strict and not pinned.leaving:
+            return Decision(Reason.PIN_GONE, full=pinned.name)
     serving = fleet.serving(model, exclude)
     if not serving:
         known = model is None or any(_serves(b, model) for b in fleet.backends.values())

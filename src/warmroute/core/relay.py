@@ -1,14 +1,18 @@
 """One backend's answer on its way to the client: held back until it says something, then passed on unchanged."""
 
+import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from .sse import ContentGate
 from .tap import TokenTap
+from .unasked import UsageFilter
 from .usage import MARK, NO_USAGE, Usage, usage_from
 
 _TAIL = 4096
 """Bytes of an answer's end kept for its usage, which stands in the last event but one, or at the end of a JSON body."""
+
+_NUMBER = re.compile(rb'"sequence_number": ?([0-9]{1,9})')
 
 
 class RelayState(StrEnum):
@@ -27,16 +31,18 @@ class Relay:
     first byte; of any other body the first byte is content.
     """
 
-    __slots__ = ("_early_usage", "_gate", "_tail", "event_stream", "listener", "readable", "state", "tap")
+    __slots__ = ("_early_usage", "_gate", "_tail", "event_stream", "hides", "listener", "readable", "state", "tap")
 
     def __init__(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self.event_stream = headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
         self.readable = status == 200 and b"content-encoding" not in headers
         self.listener: Callable[[bytes], None] | None = None
         self.tap: TokenTap | None = None
+        self.hides: UsageFilter | None = None
         self._gate = ContentGate() if self.readable and self.event_stream else None
         self._tail = bytearray()
-        self._early_usage = b""  # a JSON body may go on for long after it, with the prompt's token ids
+        # A JSON body may go on for long after it, with the prompt's token ids, and Anthropic's streams begin with the prompt's.
+        self._early_usage = b""
         self.state = RelayState.HELD
 
     def __repr__(self) -> str:
@@ -49,12 +55,22 @@ class Relay:
             if not data:
                 return b""
             self._gate = None
-        if self.tap is not None:
-            data = self.tap.take(data)
+        data = self.without_unasked(data)
         if data:
             self.state = RelayState.STREAMING
             self.note(data)
         return data
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the client gets exactly what the backend sends."""
+        return self.tap is None and self.hides is None
+
+    def without_unasked(self, data: bytes) -> bytes:
+        """What the client gets of these bytes: nothing of what the router alone has asked for."""
+        if self.tap is not None:
+            data = self.tap.take(data)
+        return data if self.hides is None else self.hides.take(data)
 
     def note(self, data: bytes) -> None:
         """Once an answer is streaming its bytes pass unchanged: this only remembers the last ones, and tells the listener."""
@@ -63,7 +79,7 @@ class Relay:
         tail = self._tail
         tail += data
         if len(tail) > 4 * _TAIL:
-            if not self.event_stream and (at := tail.rfind(MARK, 0, -_TAIL)) >= 0:
+            if not (self.event_stream and self._early_usage) and (at := tail.rfind(MARK, 0, -_TAIL)) >= 0:
                 self._early_usage = bytes(tail[at : at + _TAIL])
             del tail[:-_TAIL]
 
@@ -71,9 +87,19 @@ class Relay:
         """The backend ended its answer; return what was still held."""
         held = self._gate.release() if self._gate is not None else b""
         self._gate = None
+        held = self.without_unasked(held)
         if self.tap is not None:
-            held = self.tap.take(held) + self.tap.end()
+            rest = self.tap.end()
+            held += rest if self.hides is None else self.hides.take(rest)
+        if self.hides is not None:
+            held += self.hides.end()
         self.state = RelayState.DONE
+        self.note(held)
+        return held
+
+    def flush(self) -> bytes:
+        """The backend has gone, and nothing goes on: return what was held of an event that it did not finish."""
+        held = self.hides.end() if self.hides is not None else b""
         self.note(held)
         return held
 
@@ -82,7 +108,17 @@ class Relay:
         """Whether an event sent now would stand alone, and not run into one that was cut."""
         return not self._tail or self._tail.endswith((b"\n\n", b"\r\n\r\n"))
 
+    @property
+    def next_number(self) -> int:
+        """The `sequence_number` that the next event of a response would have; 0 in a stream whose events have none."""
+        found = _NUMBER.findall(self._tail)
+        return int(found[-1]) + 1 if found else 0
+
     def usage(self) -> Usage:
-        """What the answer said of its tokens."""
+        """What the answer said of its tokens, be it not to the client."""
+        if self.hides is not None and self.hides.usage:
+            return usage_from(self.hides.usage)
         found = usage_from(bytes(self._tail))
-        return usage_from(self._early_usage) if found == NO_USAGE else found
+        if found == NO_USAGE:
+            found = usage_from(self._early_usage)
+        return self.tap.counted() if found == NO_USAGE and self.tap is not None else found

@@ -8,10 +8,6 @@ from typing import Any, NamedTuple
 from .messages import Shape
 from .tap import MAX_EVENT, TokenTap, numbers
 
-ASK = b'"return_token_ids":true,'
-"""Put into a request's body, so that vLLM tells the tokens of prompt and answer."""
-
-
 _CARRIED = frozenset(
     {
         *("model", "user", "priority", "cache_salt", "vllm_xargs", "session_id", "stream_options"),
@@ -73,18 +69,6 @@ class Why(StrEnum):
     FAILED = "failed"  # the backends that were asked to go on failed too
 
 
-def ask(shape: Shape | None, body: bytes, *, useful: bool, limit: int) -> bytes | None:
-    """The body with the question for tokens put in, or None where it would be of no use.
-
-    `useful`: the client wants one stream, does not ask for tokens itself, and offers no tools, whose calls could not be told
-    from text after a cut.
-    """
-    if shape not in (Shape.CHAT, Shape.COMPLETIONS) or not useful or len(body) > limit:
-        return None
-    at = body.find(b"{")
-    return None if at < 0 else body[: at + 1] + ASK + body[at + 1 :]
-
-
 class Rest(NamedTuple):
     """What is still to come of an answer: the body that asks for it, and how its events become those of the stream."""
 
@@ -93,10 +77,13 @@ class Rest(NamedTuple):
     tap: TokenTap
 
 
-def rest_of(shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None, context: int | None) -> Rest | Why:
+def rest_of(
+    shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None, context: int | None, *, usage: bool = False
+) -> Rest | Why:
     """The request for the rest of a broken stream, or why there is none.
 
-    `body` is the client's request; `context` the model's longest prompt and answer together, None where not known.
+    `body` is the client's request; `context` the model's longest prompt and answer together, None where not known. `usage`
+    asks for the usage although the client did not.
     """
     if shape not in (Shape.CHAT, Shape.COMPLETIONS):
         return Why.PROTOCOL
@@ -117,6 +104,8 @@ def rest_of(shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None, 
         return Why.LENGTH
     asked = {name: body[name] for name in _CARRIED if body.get(name) is not None}
     asked |= {"prompt": prompt + said, "max_tokens": most - len(said), "stream": True, "return_token_ids": True}
+    if usage:
+        asked["stream_options"] = {"include_usage": True}
     least = body.get("min_tokens")
     if isinstance(least, int) and least > len(said):
         asked["min_tokens"] = least - len(said)

@@ -11,6 +11,7 @@ class Protocol(StrEnum):
     """Whose API a path belongs to; it decides the shape of errors."""
 
     OPENAI = "openai"
+    RESPONSES = "responses"
     ANTHROPIC = "anthropic"
 
 
@@ -32,7 +33,7 @@ class Route:
 _CONVERSATIONS = (
     Route("/v1/chat/completions", ("POST",), shape=Shape.CHAT),
     Route("/v1/completions", ("POST",), shape=Shape.COMPLETIONS),
-    Route("/v1/responses", ("POST",), shape=Shape.RESPONSES),
+    Route("/v1/responses", ("POST",), Protocol.RESPONSES, Shape.RESPONSES),
     Route("/v1/messages", ("POST",), Protocol.ANTHROPIC, Shape.MESSAGES),
 )
 _WITHOUT_COMPUTING = (
@@ -59,10 +60,12 @@ _EXACT: dict[bytes, Route] = {
     **{path.encode(): Route(path, ("POST",)) for path in _POSTS},
 }
 MODELS = Route("/v1/models", ("GET", "HEAD"))
+REALTIME = Route("/v1/realtime", ("GET",))
+"""A WebSocket; every other route is one exchange."""
 MODEL = Route("/v1/models/{model}", ("GET", "HEAD"))
 _STORED_RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
-_RESPONSE = Route("/v1/responses/{id}", ("GET",))
-_CANCEL = Route("/v1/responses/{id}/cancel", ("POST",))
+_RESPONSE = Route("/v1/responses/{id}", ("GET",), Protocol.RESPONSES)
+_CANCEL = Route("/v1/responses/{id}/cancel", ("POST",), Protocol.RESPONSES)
 
 
 def find(raw_path: bytes) -> Route | None:
@@ -75,6 +78,8 @@ def find(raw_path: bytes) -> Route | None:
         return route
     if raw_path == b"/v1/models":
         return MODELS
+    if raw_path == b"/v1/realtime":
+        return REALTIME
     if raw_path.startswith(b"/v1/models/") and len(raw_path) > len(b"/v1/models/"):
         return MODEL
     stored = _STORED_RESPONSE.fullmatch(raw_path)

@@ -1,5 +1,7 @@
 """Takes the tokens that vLLM tells out of a stream's events, on their way to a client that did not ask for them."""
 
+from .usage import NO_USAGE, Usage
+
 _PROMPT_IDS = b'"prompt_token_ids":['
 _IDS = b'"token_ids":['
 _MARKS = (_IDS, _PROMPT_IDS, b'"finish_reason":"', b'"usage":{', b'"text":"', b'"content":"')
@@ -117,6 +119,12 @@ class TokenTap:
     def tokens(self) -> list[int]:
         """The answer's tokens whose text the client has."""
         return [number for item in self.ids[: self.flushed] for number in numbers(item)]
+
+    def counted(self) -> Usage:
+        """The tokens of prompt and answer, of a stream that did not come to tell them."""
+        if not self.prompt:
+            return NO_USAGE
+        return Usage(self.prompt.count(b",") + 1, completion=sum(item.count(b",") + 1 for item in self.ids if item))
 
     @property
     def unsure(self) -> int:

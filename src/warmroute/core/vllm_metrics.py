@@ -16,6 +16,13 @@ _FROM_THE_START = "vllm:request_prompt_tokens_count"
 _V0_HIT_RATE = "vllm:gpu_prefix_cache_hit_rate"
 _RUNNING = ("vllm:num_requests_running",)
 _WAITING = ("vllm:num_requests_waiting",)
+_STEPS = ("vllm:iteration_tokens_total_count",)
+_BEGAN = ("vllm:prompt_tokens_created", "vllm:prefix_cache_queries_created")
+_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
+_FROM_BEHIND = "external_kv_transfer"
+_CACHE_CONFIG = "vllm:cache_config_info"
+_COMPUTED = ("vllm:request_prefill_kv_computed_tokens_sum",)
+_PREFILL = ("vllm:request_prefill_time_seconds_sum",)
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
 
@@ -67,6 +74,44 @@ def engines(values: Values) -> list[EngineGauges]:
     early = _by_engine(values.get(_FROM_THE_START))
     names = sorted({*early, *running, *waiting, *usage}, key=lambda e: (len(e), e))
     return [EngineGauges(name, _whole(running.get(name)), _whole(waiting.get(name)), usage.get(name)) for name in names]
+
+
+def steps(values: Values) -> float | None:
+    """Steps of all engines since their start; None where the server does not say."""
+    series = first(values, _STEPS)
+    return None if series is None else sum(series.values())
+
+
+def began(values: Values) -> float | None:
+    """When the server's engines began to count, in seconds since 1970: another time is another process with an empty cache."""
+    series = first(values, _BEGAN)
+    return None if not series else max(series.values())
+
+
+def reloaded(values: Values) -> float | None:
+    """Prompt tokens that came from the tier behind the cache since the server's start; None where there is no such tier."""
+    by_source = values.get(_BY_SOURCE)
+    if by_source is not None:
+        told = [value for labels, value in by_source.items() if label(labels, "source") == _FROM_BEHIND]
+        if told:
+            return sum(told)
+    hits = first(values, _EXTERNAL_HITS)
+    return None if hits is None else sum(hits.values())
+
+
+def block_size(values: Values) -> int | None:
+    """Tokens of a block of the prefix cache; None where the server does not say."""
+    for labels in values.get(_CACHE_CONFIG) or ():
+        size = label(labels, "block_size")
+        if size is not None and size.isdigit() and int(size) > 0:
+            return int(size)
+    return None
+
+
+def prefill(values: Values) -> tuple[float, float] | None:
+    """Prompt tokens computed and the seconds that this took, since the server's start, over all requests."""
+    tokens, seconds = first(values, _COMPUTED), first(values, _PREFILL)
+    return None if tokens is None or seconds is None else (sum(tokens.values()), sum(seconds.values()))
 
 
 def label(labels: str, name: str) -> str | None:

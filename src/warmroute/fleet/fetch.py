@@ -2,6 +2,9 @@
 
 import asyncio
 import errno
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 
@@ -19,7 +22,7 @@ class FetchError(Exception):
 
 async def fetch(client: httpx.AsyncClient, url: str, *, timeout: float, limit: int) -> bytes:
     """The page's body, of a 2xx answer. Seconds for the whole of it, and bytes at most. Raises FetchError."""
-    try:
+    with explained():
         async with asyncio.timeout(timeout), client.stream("GET", url) as response:
             if not response.is_success:
                 raise FetchError(f"{httpx.URL(url).path} answered {response.status_code}")
@@ -29,15 +32,35 @@ async def fetch(client: httpx.AsyncClient, url: str, *, timeout: float, limit: i
                 if len(body) > limit:
                     raise FetchError(f"{httpx.URL(url).path} is larger than {limit >> 20} MiB")
             return bytes(body)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Whatever goes wrong with a request to a backend inside the block becomes a FetchError."""
+    try:
+        yield
+    except httpx.ConnectTimeout:
+        raise FetchError("no connection in time") from None
     except (TimeoutError, httpx.TimeoutException):
         raise FetchError("timed out") from None
+    except httpx.RemoteProtocolError as error:
+        left = "disconnected" in str(error) or "closed" in str(error)
+        raise FetchError("it closed the connection without an answer" if left else "it sent no valid HTTP") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         cause = _os_error(error)
         if cause is not None and cause.errno in OWN_FAULTS:
             raise FetchError(cause.strerror or str(cause), own=True) from None
         if isinstance(error, httpx.ConnectError) and (cause is None or cause.errno == errno.ECONNREFUSED):
             raise FetchError("connection refused") from None
+        if isinstance(cause, ssl.SSLError):
+            raise FetchError(f"TLS failed: {tls_fault(cause)}") from None
         raise FetchError((cause and cause.strerror) or str(error) or type(error).__name__) from None
+
+
+def tls_fault(error: ssl.SSLError) -> str:
+    """What was wrong, in words: the library's own ones begin and end with places in its source."""
+    said = getattr(error, "verify_message", "") or (getattr(error, "reason", None) or "").replace("_", " ").lower()
+    return said or "no reason was given"
 
 
 def _os_error(error: BaseException | None) -> OSError | None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import httpx
 import msgspec
@@ -48,6 +49,7 @@ class Prober:
         self._times = times
         self._clock = clock
         self._came_up = came_up
+        self._reads = count(1)
         self._watchers = Watchers(registry, self._watch, "probe")
 
     def __repr__(self) -> str:
@@ -77,17 +79,17 @@ class Prober:
                 log.warning("%s could not be checked: %s", state.name, own)
                 await asyncio.sleep(self._times.interval)
                 continue
-            if error is None and state.waits_for_check:
-                await self._read_models(state)  # before it is used: others may serve what it does not
+            if error is None and not state.health.up:
+                models_at = self._clock()
+                await self.read_models(state)  # before it is used: others may serve what it does not, or not any more
             changed = self._registry.probed(state.name, error, self._clock())
             if changed and error is None:
                 self._came_up(state.name)
             if changed:
-                models_at = -MODELS_EVERY
                 log.info("backend %s is %s%s", state.name, state.state, f": {error}" if error else "")
             if state.health.up and self._clock() - models_at >= MODELS_EVERY:
                 models_at = self._clock()
-                await self._read_models(state)
+                await self.read_models(state)
             settled = state.health.settled
             await pace.pause(self._times.interval if settled else self._times.unsettled_interval)
 
@@ -101,14 +103,18 @@ class Prober:
             return str(error)
         return None
 
-    async def _read_models(self, state: BackendState) -> None:
-        """Note the models; a list that cannot be read leaves the last one in place, and is told once."""
-        error = None
+    async def read_models(self, state: BackendState) -> None:
+        """Note the models; a list that cannot be read leaves the last one in place, and is told once.
+
+        Of two reads at the same time the one that began later counts, in whichever order they end.
+        """
+        error, number = None, next(self._reads)
         try:
             url = f"{state.spec.url}/v1/models"
             body = await fetch(self._client, url, timeout=self._times.timeout, limit=_MODELS_LIMIT)
             cards = _cards(msgspec.json.decode(body))
-            if cards:
+            if cards and number > state.models_read and self._registry.backends.get(state.name) is state:
+                state.models_read = number
                 self._registry.set_models(state.name, cards)
         except (FetchError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
             error = str(problem) or type(problem).__name__

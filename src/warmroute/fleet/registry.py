@@ -4,39 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from types import TracebackType
-from typing import NamedTuple
 
 from ..core.drain import Drain
-from ..core.exposition import Family
 from ..core.health import Health, Thresholds
 from ..core.model import BackendSpec, Decision, Failure, Phase
 from ..core.outlier import Outlier, OutlierLimits, Rest
 from ..core.policy import Fleet
-from ..core.rates import CounterGroup, HitHistory
+from ..core.progress import Progress
 from ..core.ring import Ring
 from ..pins.memory import PinTable
-
-
-@dataclass(slots=True)
-class CacheCounters:
-    """One tier of a backend's prefix cache: its counters over restarts, and their history."""
-
-    queries: CounterGroup = field(default_factory=CounterGroup)
-    hits: CounterGroup = field(default_factory=CounterGroup)
-    history: HitHistory = field(default_factory=HitHistory)
-    seen: bool = False
-
-
-@dataclass(slots=True)
-class Scrape:
-    """What the last read of a backend's /metrics gave. `at` is None until one has succeeded."""
-
-    at: float | None = None
-    error: str | None = None
-    local: CacheCounters = field(default_factory=CacheCounters)
-    external: CacheCounters = field(default_factory=CacheCounters)
-    hit_rate_gauge: float | None = None
-    families: dict[str, Family] = field(default_factory=dict)
+from .changes import Changes
+from .scrape import Scrape
 
 
 @dataclass(slots=True)
@@ -60,7 +38,8 @@ class EngineState:
 class BackendState:
     """How one backend is doing. Decisions read it as a `core.model.Candidate`.
 
-    `unproven`: it has come to backends that work, so it is not used before its first check.
+    `unproven`: it has come to backends that work, so it is not used before its first check. `models_read` numbers the read
+    that its models are from. `processes` counts its restarts: each one begins with an empty cache.
     """
 
     spec: BackendSpec
@@ -73,12 +52,16 @@ class BackendState:
     unproven: bool = False
     models: frozenset[str] | None = None
     models_error: str | None = None
+    models_read: int = 0
     model_cards: list[dict[str, object]] = field(default_factory=list)
     engines: Sequence[EngineState] = ()
     in_flight: int = 0
+    silent: int = 0
     requests: int = 0
     failures: int = 0
     scrape: Scrape = field(default_factory=Scrape)
+    progress: Progress = field(default_factory=Progress)
+    processes: int = 0
     name: str = field(init=False)
     weight: float = field(init=False)
 
@@ -105,15 +88,23 @@ class BackendState:
     def reason(self) -> str:
         """Why it is not in use, for people; empty if it is."""
         over = "its drain is over; undrain it to use it again" if self.drain.over else ""
-        return self.health.reason or self.outlier.reason or over
+        stalled = (
+            "its engine makes no steps while requests wait; new sessions go elsewhere" if self.progress.stalled else ""
+        )
+        return self.health.reason or self.outlier.reason or over or stalled
 
     @property
     def draining(self) -> bool:
         return self.drain.until is not None
 
     @property
+    def leaving(self) -> bool:
+        """Whether it was drained: its sessions are to go elsewhere sooner or later."""
+        return self.draining
+
+    @property
     def accepts_new(self) -> bool:
-        return not self.draining
+        return not self.draining and not self.progress.stalled
 
     @property
     def sessions(self) -> int:
@@ -136,11 +127,11 @@ class BackendState:
 class Lease:
     """One request in flight at a backend; given back on every way out of the `with` block."""
 
-    __slots__ = ("_engine", "_state", "_trial")
+    __slots__ = ("_engine", "_silent", "_state", "_trial")
 
     def __init__(self, state: BackendState, engine: EngineState | None) -> None:
         self._state, self._engine = state, engine
-        self._trial = False
+        self._trial = self._silent = False
 
     def __enter__(self) -> None:
         self._state.in_flight += 1
@@ -151,23 +142,22 @@ class Lease:
         if self._engine is not None:
             self._engine.in_flight += 1
 
+    def may_be_silent(self) -> None:
+        """It has begun, and may be quiet for as long as it likes: it is no trial any more, and no sign of a hung backend."""
+        self._silent = True
+        self._state.silent += 1
+        if self._trial:
+            self._trial = self._state.outlier.trying = False
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._state.in_flight -= 1
+        self._state.silent -= self._silent
         if self._trial:
             self._state.outlier.trying = False
         if self._engine is not None:
             self._engine.in_flight -= 1
-
-
-class Changes(NamedTuple):
-    """What a new configuration did to the backends, by name. A changed URL replaces a backend by a new one."""
-
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
-    reweighted: tuple[str, ...] = ()
 
 
 class Registry:
@@ -230,6 +220,8 @@ class Registry:
         """Take an active check's result; returns True if the backend's state changed."""
         state = self.backends[name]
         changed = state.health.probed(error, self._limits)
+        if changed and error is None and state.scrape.began is None:
+            state.processes += 1  # its metrics do not tell: a server that was down may have been restarted
         if changed and error is None:  # it was down: what its traffic told was of that
             state.outlier = Outlier()
         return self._flipped(state, changed, now)
@@ -262,13 +254,25 @@ class Registry:
         silent = []
         for name, state in self.backends.items():
             state.outlier.tick(now)
-            if heard(name) or not state.in_flight:
+            if heard(name) or state.in_flight == state.silent:
                 state.heard_at = now
             elif now - state.heard_at >= stall and self._may_rest(state):
                 state.outlier.rest(f"it sent nothing for {stall:g} s while requests waited", now, self._outliers)
                 state.heard_at = state.since = now
                 silent.append(name)
         return silent
+
+    def progressed(self, name: str, steps: float | None, now: float) -> bool:
+        """Take the count of its engine's steps; returns True if it has begun or ceased to stall."""
+        state = self.backends[name]
+        return state.progress.observe(steps, busy=state.in_flight > state.silent, now=now, after=self._outliers.stall)
+
+    def began(self, name: str, at: float | None) -> None:
+        """Take when its engines say that they began, in seconds since 1970; None where they do not say."""
+        state = self.backends[name]
+        if at is not None and state.scrape.began is not None and at != state.scrape.began:
+            state.processes += 1
+        state.scrape.began = at if at is not None else state.scrape.began
 
     def _may_rest(self, state: BackendState) -> bool:
         """Whether a backend may rest: others are in rotation, and no more than half of all rest."""

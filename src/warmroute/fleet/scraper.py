@@ -11,7 +11,8 @@ from ..core.exposition import Exposition, parse
 from ..core.rates import Hits
 from .fetch import FetchError, fetch
 from .pace import Pace
-from .registry import BackendState, CacheCounters, Registry, Scrape
+from .registry import BackendState, Registry
+from .scrape import CacheCounters, Scrape
 from .watch import Watchers
 
 log = logging.getLogger("warmroute.scrape")
@@ -46,7 +47,10 @@ class Scraper:
         times: ScrapeTimes,
         clock: Callable[[], float],
         keep: Callable[[str], bool],
+        read: Callable[[BackendState], None] = lambda _: None,
     ) -> None:
+        """`read` is told of each backend that was read."""
+        self._read_it = read
         self._registry = registry
         self._client = client
         self._times = times
@@ -85,6 +89,7 @@ class Scraper:
                 self._client, f"{state.spec.url}/metrics", timeout=self._times.timeout, limit=_PAGE_LIMIT
             )
             take(self._registry, state, parse(page.decode("utf-8", "replace"), state.name, self._keep), self._clock())
+            self._read_it(state)
         except FetchError as problem:
             error = str(problem)
         if error and not state.scrape.error and state.health.up:
@@ -99,7 +104,13 @@ def take(registry: Registry, state: BackendState, exposition: Exposition, now: f
     _accumulate(scrape.external, vllm_metrics.external_prefix_cache(values), now)
     scrape.hit_rate_gauge = vllm_metrics.hit_rate_gauge(values)
     scrape.families = dict(exposition.families)
+    registry.began(state.name, vllm_metrics.began(values))
+    scrape.reloaded, scrape.prefill = vllm_metrics.reloaded(values), vllm_metrics.prefill(values)
+    scrape.block_size = vllm_metrics.block_size(values)
     scrape.at = now
+    if registry.progressed(state.name, vllm_metrics.steps(values), now):
+        tell = log.warning if state.progress.stalled else log.info
+        tell("%s %s", state.name, state.reason or "gets on again")
     gauges = vllm_metrics.engines(values)
     registry.set_engines(state.name, [gauge.engine for gauge in gauges])
     for engine in state.engines:

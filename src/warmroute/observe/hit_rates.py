@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from ..core.rates import WINDOWS, Hits
-from ..fleet.registry import BackendState, CacheCounters
+from ..fleet.registry import BackendState
+from ..fleet.scrape import CacheCounters
 
 Tier = Literal["local", "external"]
 

@@ -29,7 +29,8 @@ def as_text(record: RequestRecord) -> str:
         tokens += f" answer {usage.completion}"
     first = "" if record.first_byte_s is None else f" first byte {record.first_byte_s * 1e3:.0f} ms"
     engine = "" if record.engine is None else f"/{record.engine}"
-    ends = " client left" if record.aborted else ""
+    ends = f" {record.error}" if record.error else ""
+    ends += " client left" if record.aborted else ""
     ends += f" broke off: {record.resumed}" if record.resumed else ""
     tried = f" attempts {record.attempts} ({'; '.join(record.reasons())})" if record.failures else ""
     return (

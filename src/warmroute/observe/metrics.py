@@ -1,6 +1,7 @@
 """The router's /metrics: prometheus-client families made from state at each scrape, then the backends' own series."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -8,16 +9,28 @@ from prometheus_client.registry import Collector
 
 from .. import __version__
 from ..core import exposition
+from ..core.resume import Why
 from ..fleet.registry import BackendState, Registry
 from ..fleet.scraper import is_stale
 from ..pins.memory import PinTable
 from ..pins.shared import SharedPins
 from ..recognition.memory import Memory
+from ..truth.ledger import Ledger
 from .counters import Histogram, RequestCounters
 from .hit_rates import Tier, fleet_windowed, ratio, tier_of, windowed
 from .reloads import Reloads
+from .truth_metrics import truth
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BROKEN = ("resumed", *Why)
+"""How a stream whose backend died after content may have ended."""
+
+
+class Work(NamedTuple):
+    """What the process holds now, each asked for at a scrape: asyncio tasks, and requests that wait for a full backend."""
+
+    tasks: Callable[[], int] = int
+    waiting: Callable[[], int] = int
 
 
 class RouterCollector(Collector):
@@ -33,7 +46,10 @@ class RouterCollector(Collector):
         memory: Memory,
         shared: SharedPins | None = None,
         reloads: Reloads | None = None,
+        work: Work | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
+        self._ledger = ledger
         self._counters = counters
         self._registry = registry
         self._pins = pins
@@ -42,6 +58,7 @@ class RouterCollector(Collector):
         self._memory = memory
         self._shared = shared
         self._reloads = reloads or Reloads()
+        self._work = work or Work()
 
     def collect(self) -> Iterator[Metric]:
         backends = list(self._registry.backends.values())
@@ -51,6 +68,7 @@ class RouterCollector(Collector):
         yield build
         yield from self._requests()
         yield from self._trouble()
+        yield from _now(self._work)
         yield from _backends(backends, now)
         yield from self._sessions(backends)
         yield from _cache(backends, "local", "prefix_cache", now)
@@ -58,6 +76,8 @@ class RouterCollector(Collector):
         yield from self._scrapes(backends, now)
         yield from _recognition(self._memory)
         yield from _config(self._reloads)
+        if self._ledger is not None:
+            yield from truth(self._ledger)
         if self._shared is not None:
             yield from _store(self._shared)
 
@@ -107,6 +127,7 @@ class RouterCollector(Collector):
             "Streams whose backend died after content, by how they were gone on with (resumed) or why not",
             "outcome",
             counters.resumes,
+            BROKEN,
         )
         yield CounterMetricFamily(
             "warmroute_client_aborts_total",
@@ -130,7 +151,11 @@ class RouterCollector(Collector):
             value=counters.log_lines_dropped(),
         )
         yield _counter(
-            "warmroute_internal_errors_total", "Faults of the router itself", "where", counters.internal_errors
+            "warmroute_internal_errors_total",
+            "Faults of the router itself",
+            "where",
+            counters.internal_errors,
+            ("data",),
         )
 
     def _sessions(self, backends: Iterable[BackendState]) -> Iterator[Metric]:
@@ -149,9 +174,23 @@ class RouterCollector(Collector):
         yield _gauge("warmroute_backend_metrics_fresh", "1 while the backend's own metrics are up to date", fresh)
 
 
+def _now(work: Work) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "warmroute_requests_waiting", "Requests that wait in the queue for a full backend", value=work.waiting()
+    )
+    yield GaugeMetricFamily(
+        "warmroute_tasks", "asyncio tasks of the router, those of its own loops included", value=work.tasks()
+    )
+
+
 def _backends(backends: list[BackendState], now: float) -> Iterator[Metric]:
     yield _gauge(
         "warmroute_backend_up", "1 if the backend is healthy", ((b.name, float(bool(b.health.up))) for b in backends)
+    )
+    yield _gauge(
+        "warmroute_backend_stalled",
+        "1 while its engine makes no steps although requests are there: it gets no new sessions",
+        ((b.name, float(b.progress.stalled)) for b in backends),
     )
     yield _gauge(
         "warmroute_backend_draining",
@@ -252,9 +291,10 @@ def _gauge(name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:
     return family
 
 
-def _counter(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+def _counter(name: str, text: str, label: str, values: dict[str, int], known: Iterable[str] = ()) -> Metric:
+    """One series a value. Those `known` are 0 before they happen: of a series that begins with 1 nobody sees an increase."""
     family = CounterMetricFamily(name, text, labels=[label])
-    for value, count in values.items():
+    for value, count in (dict.fromkeys(known, 0) | values).items():
         family.add_metric([value], count)
     return family
 

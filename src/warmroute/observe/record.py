@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ..core.model import Failure
 from ..core.usage import NO_USAGE, Usage
+from ..truth.ledger import NO_PROMPT, Prompt
 
 
 @dataclass(slots=True)
@@ -11,7 +12,8 @@ class RequestRecord:
     """One request. Times are seconds since its arrival (`started` is the clock at arrival); None where it never happened.
 
     `path` is a route's label and never what a client typed; `session` is a keyed digest and never an id. `resumed` says how a
-    stream that broke off was gone on with: "resumed", or why not.
+    stream that broke off was gone on with: "resumed", or why not. `error` is the code of the router's own error, if that is
+    what the client got.
     """
 
     id: str
@@ -28,6 +30,7 @@ class RequestRecord:
     refused_keys: tuple[tuple[str, str], ...] = ()
     attempts: int = 0
     usage: Usage = NO_USAGE
+    prompt: Prompt = NO_PROMPT
     connected_s: float | None = None
     first_byte_s: float | None = None
     duration_s: float = 0.0
@@ -36,11 +39,15 @@ class RequestRecord:
     aborted: bool = False
     moved: bool = False
     resumed: str | None = None
+    error: str | None = None
     failures: list[tuple[str, Failure]] = field(default_factory=list)
 
     def reasons(self) -> list[str]:
         """Each failed attempt in a few words for people."""
-        return [f"{backend}: {failure.detail}" for backend, failure in self.failures]
+        return [
+            failure.detail if failure.detail.startswith(f"{backend} ") else f"{backend}: {failure.detail}"
+            for backend, failure in self.failures
+        ]
 
     def as_dict(self) -> dict[str, object]:
         """The record as flat JSON values, in the order in which people read it."""
@@ -67,6 +74,7 @@ class RequestRecord:
             "bytes_out": self.bytes_out,
             "aborted": self.aborted,
             "resumed": self.resumed,
+            "error": self.error,
         }
 
 

@@ -11,14 +11,20 @@ from ..core.identity import digest
 from ..core.rates import Hits
 from ..fleet.registry import BackendState, EngineState, Registry
 from ..fleet.scraper import is_stale
-from ..pins.memory import PinTable
+from ..pins.memory import Pin, PinTable
 from ..pins.store import Store
 from ..recognition.memory import Memory
+from .advice import advise
 from .counters import RequestCounters
 from .hit_rates import STEP, fleet_windowed, history, ratio, steps, windowed
 from .reloads import Reloads
+from .truth_advice import Advice, advise_of_truth
+from .truth_view import TruthView
 
 Json = dict[str, object]
+
+_SEARCHED = 10_000
+"""Sessions that a search looks through, those used last: some 20 ms of work."""
 
 
 @dataclass(slots=True)
@@ -36,6 +42,7 @@ class StateView:
     memory: Memory
     reloads: Reloads
     store: Store | None = None
+    truth: TruthView | None = None
 
     def state(self) -> Json:
         """Everything but the sessions: fleet, backends, advice, the last requests."""
@@ -51,7 +58,8 @@ class StateView:
             "fleet": self._fleet(backends, now),
             "store": {"up": self.store.up, "reason": self.store.reason} if self.store else None,
             "reload": {"ok": not self.reloads.error, "error": self.reloads.error, **self.reloads.results},
-            "advice": self._advice(backends),
+            "advice": [advice.as_dict() for advice in self._advice(backends, now)],
+            "truth": self.truth.summary(wall) if self.truth is not None else None,
             "backends": [self._backend(b, now, wall) for b in backends],
             "recent": [record.as_dict() for record in self.counters.recent],
         }
@@ -68,23 +76,40 @@ class StateView:
             "times": [round(end + wall, 1) for end in ends],
             "fleet": [_ratio(hits) for hits in fleet],
             "backends": {name: [_ratio(hits) for hits in row] for name, row in by_backend.items()},
+            "truth": self.truth.history(wall + now) if self.truth is not None else None,
         }
 
-    def sessions(self, limit: int) -> Json:
-        """The sessions used last, by keyed digest."""
-        now = self.clock()
+    def sessions(self, limit: int, search: str = "") -> Json:
+        """The sessions used last, by keyed digest; with `search` those of the last 10,000 in which that text occurs."""
+        now, wanted = self.clock(), search.strip().lower()
+        shown = ((digest(key, self.secret), key, pin) for key, pin in self.pins.newest())
+        if wanted:
+            looked = islice(shown, _SEARCHED)
+            shown = (row for row in looked if any(wanted in text.lower() for text in _words(row[0], row[2])))
         rows = [
             {
-                "session": digest(key, self.secret),
+                "session": name,
                 "source": pin.source,
                 "backend": pin.backend,
                 "engine": pin.engine,
                 "turns": pin.turns,
                 "idle_s": round(now - pin.used, 1),
+                **(self.truth.conversation(key) if self.truth is not None else {}),
             }
-            for key, pin in islice(self.pins.newest(), limit)
+            for name, key, pin in islice(shown, limit)
         ]
         return {"total": len(self.pins), "sessions": rows}
+
+    def turns(self, session: str) -> Json | None:
+        """The turns of a session, given as the digest that is shown; None if they are not known."""
+        return self.truth.turns(session, time.time()) if self.truth is not None else None
+
+    def _advice(self, backends: list[BackendState], now: float) -> list[Advice]:
+        told = self.memory.guards.told.values()
+        found = advise(backends, self.counters, told, self.reloads.error, self.store, now)
+        if self.truth is not None:
+            found += advise_of_truth(self.truth.ledger, self.registry.backends)
+        return found
 
     def _fleet(self, backends: list[BackendState], now: float) -> Json:
         local, external = fleet_windowed(backends, "local", now), fleet_windowed(backends, "external", now)
@@ -133,31 +158,6 @@ class StateView:
             },
         }
 
-    def _advice(self, backends: Iterable[BackendState]) -> list[str]:
-        """Sentences for people about what is missing to see the whole truth."""
-        advice = []
-        if self.store is not None and not self.store.up:
-            advice.append(f"the shared store is not in use ({self.store.reason}): see that the router can reach it")
-        if self.reloads.error:
-            advice.append(f"the configuration of before is in force, since the new one cannot be: {self.reloads.error}")
-        advice += self.memory.guards.told.values()
-        for source in sorted({name for name, why in self.counters.refused_keys if why == "template"}):
-            advice.append(
-                f"{source} arrives as a placeholder that nobody filled in; correct its name in the client's settings"
-            )
-        silent = {b.name for b in backends if b.health.up and b.scrape.at is not None and not b.scrape.local.seen}
-        for name in sorted(silent):
-            advice.append(
-                f"{name} reports no prefix cache counters: is prefix caching off, or is it older than vLLM 0.8?"
-            )
-        told = [r for r in self.counters.recent if r.usage.prompt is not None]
-        mute = {r.backend for r in told if r.usage.cached is None and r.backend}
-        for name in sorted(mute - {r.backend for r in told if r.usage.cached is not None}):
-            advice.append(
-                f"{name} does not say how much of a prompt was cached; start it with --enable-prompt-tokens-details"
-            )
-        return advice
-
 
 def _engine(engine: EngineState) -> Json:
     return {
@@ -181,6 +181,10 @@ def _drain(backend: BackendState, now: float) -> Json | None:
         "seconds_left": round(left, 1) if left != inf else None,
         "sessions_left": 0 if over else backend.sessions,
     }
+
+
+def _words(shown: str, pin: Pin) -> tuple[str, str, str]:
+    return shown, pin.source, pin.backend
 
 
 def _ratio(hits: Hits) -> float | None:

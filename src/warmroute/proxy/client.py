@@ -11,6 +11,9 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Coroutine[Any, Any, None]]
 
+_SWITCHED = 101
+_SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+
 
 class Client:
     """Sends head and body through ASGI. Within its `with` block `gone` tells whether the client has left.
@@ -61,8 +64,18 @@ class Client:
         """Send the head; it travels with the first part of the body, which must follow at once."""
         self.started = True
         self.has_length = any(name == b"content-length" for name, _ in headers)
+        if status == _SWITCHED:
+            self._switch(headers)
+            return
         self.connection.corked.cork()
+        self.connection.answer_begins()
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _switch(self, headers: Headers) -> None:
+        """Send the head after which the connection is a WebSocket: past uvicorn, whose answers have an end."""
+        self.connection.cycle.response_started = True
+        lines = [_SWITCHING, *(b"%b: %b\r\n" % pair for pair in headers), b"\r\n"]
+        self.connection.corked.write(b"".join(lines))
 
     async def body(self, data: bytes, *, more: bool) -> None:
         """Send a part of the body; waits while the client reads too slowly."""

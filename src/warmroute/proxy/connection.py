@@ -6,6 +6,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from ..core.chunks import whole_chunk
 from ..core.model import BackendSpec, Failure, Phase
 
 HIGH_WATER = 64 * 1024
@@ -17,9 +18,6 @@ _STALE_WITHIN = 0.5
 
 _HEAD_LIMIT = 256 << 10
 """Bytes in which the head of an answer must have ended."""
-
-_LONGEST_CHUNK_HEAD = 8
-"""Hex digits of a chunk's size that are looked at; longer ones take the parser's way."""
 
 
 class Sink(Protocol):
@@ -65,8 +63,9 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self.idle_since = 0.0
         self.reused = False
-        self.closed = False
+        self.closed = self.switched = False
         self._lost_at = 0.0
+        self._writable: asyncio.Future[None] | None = None
         self._begin(head_only=False)
 
     def __repr__(self) -> str:
@@ -110,6 +109,17 @@ class Connection(asyncio.Protocol):
             self._transport.write(head)
             if body:
                 self._transport.write(body)
+
+    def write(self, data: bytes) -> None:
+        """Send more of a body that `send` has begun."""
+        if data and self._transport is not None and not self.closed:
+            self._pool.heard = True  # a backend that takes an upload is at work
+            self._transport.write(data)
+
+    async def writable(self) -> None:
+        """Wait until the backend has taken most of what was sent to it, or is gone."""
+        if self._writable is not None:
+            await self._writable
 
     async def read_head(self) -> None:
         """Wait until `status` and `headers` are there. Raises UpstreamError or ClientGone."""
@@ -206,8 +216,12 @@ class Connection(asyncio.Protocol):
     def _raise(self, phase: Phase) -> None:
         if self._error is None:
             return
-        if isinstance(self._error, UpstreamError | ClientGone):
-            raise self._error
+        # A new one each time: one that was raised holds, by its traceback, the frames that hold this connection, a cycle that
+        # would keep the request's body until the next garbage collection.
+        if isinstance(self._error, ClientGone):
+            raise ClientGone
+        if isinstance(self._error, UpstreamError):
+            raise UpstreamError(self._error.failure)
         stale = self.reused and self.bytes_in == 0 and self._lost_at - self._sent_at < _STALE_WITHIN
         raise UpstreamError(_broken(self._error, phase, self._pool.spec, stale))
 
@@ -220,7 +234,7 @@ class Connection(asyncio.Protocol):
         self._pool.heard = True
         self.bytes_in += len(data)
         sink = self._sink
-        if sink is not None and self._between_chunks and (start := _whole_chunk(data)):
+        if sink is not None and self._between_chunks and (start := whole_chunk(data)):
             if not sink.chunk(data, start):
                 self._flow(on=False)
             return
@@ -229,8 +243,8 @@ class Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._garbled("it switched protocols unasked")
+        except httptools.HttpParserUpgrade as upgrade:
+            self._switch(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._garbled(str(error))
         if not self.head_seen and self.bytes_in > _HEAD_LIMIT:
@@ -239,6 +253,14 @@ class Connection(asyncio.Protocol):
         self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
         if self.waiting_bytes > HIGH_WATER:
             self._pause()
+
+    def pause_writing(self) -> None:
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
 
     def _flow(self, on: bool) -> None:
         if not on:
@@ -254,7 +276,11 @@ class Connection(asyncio.Protocol):
         if not self.complete and self._error is None:
             self._error = exc or EOFError()
         self._wake()
+        self.resume_writing()
         self._pool.lost(self)
+
+    def _switch(self, rest: bytes) -> None:
+        self._garbled("it switched protocols unasked")
 
     def _garbled(self, detail: str) -> None:
         spec = self._pool.spec
@@ -320,19 +346,5 @@ class Connection(asyncio.Protocol):
 def _broken(error: BaseException, phase: Phase, spec: BackendSpec, stale: bool) -> Failure:
     if isinstance(error, EOFError):
         return Failure(phase, "closed", f"{spec.name} closed the connection without finishing its answer", stale)
-    return Failure(phase, "reset", f"the connection to {spec.name} broke: {error}", stale)
-
-
-def _whole_chunk(data: bytes) -> int:
-    """Where the content begins if these bytes are exactly one chunk that is not the last, else 0.
-
-    Streams of tokens come as one chunk a token, and go out as one chunk a token: such bytes can be passed on as they are.
-    """
-    size_ends = data.find(b"\r\n", 1, _LONGEST_CHUNK_HEAD)
-    if size_ends < 0 or not data.endswith(b"\r\n") or not data[:size_ends].isalnum() or b"x" in data[:2].lower():
-        return 0
-    try:
-        size = int(data[:size_ends], 16)
-    except ValueError:
-        return 0
-    return size_ends + 2 if size and size + size_ends + 4 == len(data) else 0
+    why = getattr(error, "strerror", None) or error  # without the error's number
+    return Failure(phase, "reset", f"the connection to {spec.name} broke: {why}", stale)

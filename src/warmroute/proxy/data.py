@@ -12,8 +12,12 @@ from ..core import routes
 from ..core.routes import Protocol, Route
 from ..fleet.registry import Registry
 from . import errors
+from .answers import send_error
 from .client import Client, Receive, Scope, Send
-from .handler import Handler, send_error
+from .errors import RouterError
+from .handler import Handler
+from .handshake import refusal
+from .refusals import Refusals
 
 log = logging.getLogger("warmroute.proxy")
 
@@ -48,11 +52,13 @@ class DataApp:
         registry: Registry,
         stopping: Callable[[], bool],
         internal_error: Callable[[str], None],
+        refusals: Refusals,
     ) -> None:
         self.handler = handler
         self._registry = registry
         self._stopping = stopping
         self._internal_error = internal_error
+        self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,7 +74,9 @@ class DataApp:
                 # A browser asks whether a page may call: what vLLM allows (--allowed-origins) is for vLLM to say.
                 await self.handler.handle(replace(route, shape=None, beside=True), scope, client, receive)
             elif scope["method"] not in route.methods:
-                await _refuse(client, scope, errors.method_not_allowed(route.label, route.methods), protocol)
+                await self._refuse(client, scope, errors.method_not_allowed(route.label, route.methods), route)
+            elif route is routes.REALTIME and (error := refusal(scope)) is not None:
+                await self._refuse(client, scope, error, route)
             elif route is routes.MODELS or route is routes.MODEL:
                 await self._models(route, scope, client, receive)
             else:
@@ -88,9 +96,9 @@ class DataApp:
         if health is None and path == "/":
             health = 200, json.dumps({"name": "warmroute", "version": __version__}).encode()
         if health is None:
-            await _refuse(client, scope, errors.not_found(path), Protocol.OPENAI)
+            await self._refuse(client, scope, errors.not_found(path))
         elif scope["method"] not in ("GET", "HEAD"):
-            await _refuse(client, scope, errors.method_not_allowed(path, ("GET", "HEAD")), Protocol.OPENAI)
+            await self._refuse(client, scope, errors.method_not_allowed(path, ("GET", "HEAD")))
         else:
             await _send_json(client, *health)
 
@@ -99,7 +107,7 @@ class DataApp:
 
         Where no list could be read (a backend wants a key for it) the client's own request is passed on.
         """
-        raw_path, protocol = scope["raw_path"], route.protocol
+        raw_path = scope["raw_path"]
         cards: dict[str, dict[str, object]] = {}
         for backend in self._registry.backends.values():
             if backend.available:
@@ -109,21 +117,24 @@ class DataApp:
         if not cards and any(backend.available for backend in self._registry.backends.values()):
             await self.handler.handle(route, scope, client, receive)
         elif not cards:
-            await send_error(client, errors.none_available(self._registry.unavailable()), protocol)
+            await self._refuse(client, scope, errors.none_available(self._registry.unavailable()), route)
         elif not name:
             await _send_json(client, 200, json.dumps({"object": "list", "data": list(cards.values())}).encode())
         elif name in cards:
             await _send_json(client, 200, json.dumps(cards[name]).encode())
         else:
-            await send_error(client, errors.unknown_model(name, sorted(cards)), protocol)
+            await self._refuse(client, scope, errors.unknown_model(name, sorted(cards)), route)
 
-
-async def _refuse(client: Client, scope: Scope, error: errors.RouterError, protocol: Protocol) -> None:
-    """Refuse a request whose body was not read; the connection ends with it if such a body may follow."""
-    named = dict(scope["headers"])
-    length = named.get(b"content-length", b"0")
-    follows = b"expect" in named or b"transfer-encoding" in named or len(length) > _SHORT_BODY_DIGITS
-    await send_error(client, error, protocol, [(b"connection", b"close")] if follows else None)
+    async def _refuse(self, client: Client, scope: Scope, error: RouterError, route: Route | None = None) -> None:
+        """Refuse a request whose body was not read; the connection ends with it if such a body may follow."""
+        named = dict(scope["headers"])
+        length = named.get(b"content-length", b"0")
+        follows = b"expect" in named or b"transfer-encoding" in named or len(length) > _SHORT_BODY_DIGITS
+        told, body = self._refusals.answer(error, route, method=scope["method"], headers=scope["headers"], since=None)
+        closes = [(b"connection", b"close")] if follows else []
+        framed = (b"content-length", str(len(body)).encode())
+        await client.start(error.status, [*told, framed, *client.for_pages(), *closes])
+        await client.body(body, more=False)
 
 
 async def _send_json(client: Client, status: int, body: bytes) -> None:

@@ -35,16 +35,20 @@ class Limits(Protocol):
     @property
     def send_timeout(self) -> float: ...
     @property
+    def tunnel_timeout(self) -> float: ...
+    @property
     def max_connections(self) -> int: ...
 
 
 class Wait(StrEnum):
-    """What a client is waited for: the rest of a head, of a body, another request, or that it reads its answer."""
+    """What a client is waited for: the rest of a head, of a body, another request, that it reads its answer, or that anything
+    passes through its WebSocket."""
 
     HEAD = "head"
     BODY = "body"
     IDLE = "idle"
     SEND = "send"
+    TUNNEL = "tunnel"
 
 
 class Waiting(NamedTuple):
@@ -68,12 +72,14 @@ class Deadlines:
             Wait.BODY: limits.body_timeout,
             Wait.IDLE: limits.idle_timeout,
             Wait.SEND: limits.send_timeout,
+            Wait.TUNNEL: limits.tunnel_timeout,
         }
         self._enough = {
             Wait.HEAD: 1,
             Wait.BODY: max(1, int(limits.body_timeout * limits.min_body_rate)),
             Wait.IDLE: 1,
             Wait.SEND: _LEAST_TAKEN,
+            Wait.TUNNEL: 1,
         }
         self.pause = min(_LONGEST_PAUSE, min(self._seconds.values()) / _SWEEPS_PER_DEADLINE)
 
@@ -109,11 +115,15 @@ class Guest(Protocol):
 
 
 class Door:
-    """Everyone who is connected to one listener. Whoever runs the listener calls `sweep` some times a second."""
+    """Everyone who is connected to one listener. Whoever runs the listener calls `sweep` some times a second.
+
+    `closing`: the listener will soon be closed, so that each answer that begins is the last one on its connection.
+    """
 
     def __init__(self, limits: Limits, clock: Callable[[], float], counters: RequestCounters) -> None:
         self.guests: set[Guest] = set()
         self.limit = limits.max_connections
+        self.closing = False
         self._deadlines = Deadlines(limits)
         self._clock = clock
         self._counters = counters
@@ -148,9 +158,9 @@ class Door:
                 continue
             mark = guest.mark = self._deadlines.begin(guest.mark, waiting, now)
             if self._deadlines.over(mark, now):
-                guest.mark = None
                 self._counters.client_timeouts[waiting.wait] += 1
                 guest.time_out(waiting.wait)
+                guest.mark = None
 
     def linger(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         """Close a connection whose client may still be sending: our end now, all of it when the client has ended too.

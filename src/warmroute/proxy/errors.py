@@ -1,10 +1,51 @@
 """Errors that the router makes itself: in the shape of the client's API, saying what happened and what to do."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
 
 import msgspec
 
+from ..core import routes
+from ..core.resume import Why
 from ..core.routes import Protocol
+
+_LONGEST_SHOWN = 200
+"""Characters of what a client typed that its answer repeats."""
+_MOST_NAMES = 50
+
+
+class Code(StrEnum):
+    """What went wrong, for programs: the `code` of an error. Each has its `status`; docs/errors.md tells cause and cure."""
+
+    status: int
+
+    def __new__(cls, code: str, status: int) -> Self:
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.status = status
+        return member
+
+    BAD_REQUEST = "bad_request", 400
+    BAD_HANDSHAKE = "bad_handshake", 400
+    UNKNOWN_PATH = "unknown_path", 404
+    MODEL_NOT_FOUND = "model_not_found", 404
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405
+    HEAD_TIMEOUT = "head_timeout", 408
+    BODY_TIMEOUT = "body_timeout", 408
+    BODY_TOO_LARGE = "body_too_large", 413
+    UPGRADE_REQUIRED = "upgrade_required", 426
+    HEADERS_TOO_LARGE = "headers_too_large", 431
+    ROUTER_ERROR = "router_error", 500
+    BACKEND_FAILED = "backend_failed", 502
+    NO_BACKEND_AVAILABLE = "no_backend_available", 503
+    OVERLOADED = "overloaded", 503
+    RESPONSE_OWNER_UNAVAILABLE = "response_owner_unavailable", 503
+    CONVERSATION_OWNER_UNAVAILABLE = "conversation_owner_unavailable", 503
+    ROUTER_UNAVAILABLE = "router_unavailable", 503
+    TOO_MANY_CONNECTIONS = "too_many_connections", 503
+
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -13,6 +54,7 @@ _ANTHROPIC_TYPES = {
     408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    426: "invalid_request_error",
     431: "invalid_request_error",
     503: "overloaded_error",
 }
@@ -22,19 +64,33 @@ _ANTHROPIC_TYPES = {
 class RouterError:
     """One error answer. `retry_after` is in seconds, given where waiting helps."""
 
-    status: int
-    code: str
+    code: Code
     message: str
     retry_after: int | None = None
     allow: tuple[str, ...] = ()
 
+    @property
+    def status(self) -> int:
+        return self.code.status
+
+    def type(self, protocol: Protocol) -> str:
+        """The kind of error in the words of the client's API."""
+        if protocol is Protocol.ANTHROPIC:
+            return _ANTHROPIC_TYPES.get(self.status, "api_error")
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
     def body(self, protocol: Protocol) -> bytes:
         return msgspec.json.encode(self._payload(protocol))
 
-    def event(self, protocol: Protocol) -> bytes:
-        """The error as an event, for a stream that has begun."""
-        prefix = b"event: error\n" if protocol is Protocol.ANTHROPIC else b""
-        return prefix + b"data: " + self.body(protocol) + b"\n\n"
+    def event(self, protocol: Protocol, number: int = 0) -> bytes:
+        """The error as an event, for a stream that has begun. `number` is its place among the events of a response."""
+        payload = self._payload(protocol)
+        if protocol is Protocol.RESPONSES:
+            # Clients of this API look at the event itself, or at the `error` in it as in every other stream: both are there.
+            told = {"code": self.code, "message": self.message, "param": None}
+            payload = {"type": "error", **told, "sequence_number": number, **payload}
+        prefix = b"" if protocol is Protocol.OPENAI else b"event: error\n"
+        return prefix + b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(b"content-type", b"application/json")]
@@ -42,115 +98,192 @@ class RouterError:
             headers.append((b"retry-after", str(self.retry_after).encode()))
         if self.allow:
             headers.append((b"allow", ", ".join(self.allow).encode()))
+        if self.code is Code.UPGRADE_REQUIRED:
+            headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket"), (b"sec-websocket-version", b"13")]
         return headers
 
     def _payload(self, protocol: Protocol) -> dict[str, object]:
         if protocol is Protocol.ANTHROPIC:
-            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "code": self.code, "param": None}}
+            return {"type": "error", "error": {"type": self.type(protocol), "message": self.message}}
+        return {"error": {"message": self.message, "type": self.type(protocol), "code": self.code, "param": None}}
 
 
 def not_http() -> RouterError:
-    return RouterError(400, "bad_request", "this is not a valid HTTP/1.1 request; nothing of it was sent on")
+    return RouterError(
+        Code.BAD_REQUEST,
+        "this is not a valid HTTP/1.1 request, and nothing of it was sent on; look at the client and at any proxy before"
+        " the router, where TLS and HTTP/2 must end",
+    )
 
 
 def not_one_host() -> RouterError:
-    return RouterError(400, "bad_request", "a request must have one Host header, neither none nor several")
+    return RouterError(
+        Code.BAD_REQUEST,
+        "a request must have one Host header, neither none nor several; look at the client and at any proxy before the router",
+    )
 
 
 def head_too_large(limit: int) -> RouterError:
-    return RouterError(431, "headers_too_large", f"the request's headers are larger than {limit} bytes")
+    return RouterError(
+        Code.HEADERS_TOO_LARGE,
+        f"the request's line and headers are larger than {limit} bytes; send fewer or shorter ones (cookies are often the"
+        " cause)",
+    )
 
 
 def too_many_headers(limit: int) -> RouterError:
-    return RouterError(431, "headers_too_large", f"the request has more than {limit} headers")
+    return RouterError(Code.HEADERS_TOO_LARGE, f"the request has more than {limit} headers; send fewer")
 
 
 def head_too_slow() -> RouterError:
     return RouterError(
-        408,
-        "head_timeout",
+        Code.HEAD_TIMEOUT,
         "the request's headers did not arrive within limits.head_timeout of the router; send it again",
     )
 
 
 def body_too_slow() -> RouterError:
     return RouterError(
-        408,
-        "body_timeout",
+        Code.BODY_TIMEOUT,
         "the request's body stopped, or came more slowly than limits.min_body_rate of the router; send it again",
     )
 
 
 def too_many_connections(limit: int) -> RouterError:
     return RouterError(
-        503,
-        "too_many_connections",
+        Code.TOO_MANY_CONNECTIONS,
         f"the router has {limit} connections already; try again shortly, or raise limits.max_connections",
         retry_after=2,
     )
 
 
 def not_found(path: str) -> RouterError:
-    return RouterError(
-        404, "unknown_path", f"{path!r} is not a path of the model API; docs/reference.md lists those that are"
+    meant = _meant(path)
+    cure = (
+        f"did you mean {_shown(meant)}? Then mend the base URL that the client was given"
+        if meant is not None
+        else "docs/reference.md lists those that are"
     )
+    return RouterError(Code.UNKNOWN_PATH, f"{_shown(path)} is not a path of the model API; {cure}")
 
 
 def method_not_allowed(label: str, methods: tuple[str, ...]) -> RouterError:
-    return RouterError(405, "method_not_allowed", f"{label} takes {' or '.join(methods)}", allow=methods)
+    return RouterError(
+        Code.METHOD_NOT_ALLOWED, f"{label} takes {' or '.join(methods)} and no other method", allow=methods
+    )
+
+
+def upgrade_required(what: str) -> RouterError:
+    return RouterError(Code.UPGRADE_REQUIRED, f"/v1/realtime {what}")
+
+
+def bad_handshake(why: str) -> RouterError:
+    return RouterError(
+        Code.BAD_HANDSHAKE, f"this WebSocket handshake {why}; look at the client, and at any proxy before the router"
+    )
 
 
 def body_too_large(limit: int) -> RouterError:
     return RouterError(
-        413, "body_too_large", f"the body is larger than {limit} bytes; send less, or raise limits.body of the router"
+        Code.BODY_TOO_LARGE,
+        f"the request's body is larger than {limit} bytes; send less, or raise limits.body of the router",
     )
 
 
 def unknown_model(model: str, known: list[str]) -> RouterError:
-    names = ", ".join(known) or "none yet"
-    return RouterError(404, "model_not_found", f"no backend serves the model {model!r}; models here: {names}")
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    names = ", ".join(known[:_MOST_NAMES]) + more if known else "none yet"
+    return RouterError(
+        Code.MODEL_NOT_FOUND, f"no backend serves the model {_shown(model)}; choose one of the models here: {names}"
+    )
 
 
 def none_available(reasons: list[str]) -> RouterError:
     why = "; ".join(reasons) or "no backend can take this request"
-    return RouterError(503, "no_backend_available", f"no backend is available: {why}; try again shortly", retry_after=2)
+    return RouterError(Code.NO_BACKEND_AVAILABLE, f"no backend is available: {why}; try again shortly", retry_after=2)
 
 
 def busy(backend: str | None) -> RouterError:
     who = f"{backend}, which holds this conversation," if backend else "every backend that can take this request"
     return RouterError(
-        503, "overloaded", f"{who} has as many requests as it may have; try again shortly", retry_after=1
+        Code.OVERLOADED,
+        f"{who} has as many requests as it may have, and as many wait or have waited too long; try again shortly",
+        retry_after=1,
     )
 
 
 def owner_gone(backend: str) -> RouterError:
     return RouterError(
-        503,
-        "response_owner_unavailable",
+        Code.RESPONSE_OWNER_UNAVAILABLE,
         f"the response that this request names is held by {backend} alone, which cannot be asked now; try again shortly,"
         " or send the conversation's messages instead of previous_response_id",
         retry_after=2,
     )
 
 
+def pin_gone(backend: str | None) -> RouterError:
+    return RouterError(
+        Code.CONVERSATION_OWNER_UNAVAILABLE,
+        f"{backend}, which holds this conversation, cannot be asked now, and conversations do not move here"
+        " (affinity.when_gone); try again shortly",
+        retry_after=2,
+    )
+
+
 def all_failed(failures: list[str]) -> RouterError:
     return RouterError(
-        502, "backend_failed", f"the backends failed before answering: {'; '.join(failures)}; try again", retry_after=1
+        Code.BACKEND_FAILED,
+        f"the backends failed before answering: {'; '.join(failures)}; try again",
+        retry_after=1,
     )
 
 
 def own_fault(detail: str) -> RouterError:
-    return RouterError(503, "router_unavailable", f"{detail}; try again shortly", retry_after=1)
+    return RouterError(Code.ROUTER_UNAVAILABLE, f"{detail}; try again shortly", retry_after=1)
 
 
-def broke_off(detail: str) -> RouterError:
-    return RouterError(502, "backend_failed", f"the answer broke off: {detail}; ask again for a whole one")
+_NOT_GONE_ON_WITH: Mapping[Why, str] = {
+    Why.OFF: "the router is not to continue answers elsewhere (resume.enabled)",
+    Why.PROTOCOL: "answers of this API cannot be continued elsewhere",
+    Why.TOKENS_UNKNOWN: "it could not be continued elsewhere, as not all of its tokens were known",
+    Why.BOUNDARY: "it could not be continued elsewhere, as the place of the cut among its tokens was not to be found",
+    Why.REASONING: "it could not be continued elsewhere, as it was cut while the model was thinking",
+    Why.FIELD: "it could not be continued elsewhere, as the request has a field that does not allow it",
+    Why.LENGTH: "it could not be continued elsewhere, as nothing tells how long it may become",
+    Why.FAILED: "no other backend could continue it",
+}
+
+
+def broke_off(detail: str, why: Why) -> RouterError:
+    """For a stream that has begun; `why` it could not be gone on with."""
+    if why is Why.STOPPING:
+        return RouterError(Code.ROUTER_UNAVAILABLE, f"the answer broke off: {detail}; ask again")
+    return RouterError(
+        Code.BACKEND_FAILED, f"the answer broke off: {detail}; {_NOT_GONE_ON_WITH[why]}; ask again for a whole one"
+    )
 
 
 def internal() -> RouterError:
     return RouterError(
-        500, "router_error", "the router failed at this request; its log says why, and the next one may well work"
+        Code.ROUTER_ERROR, "the router failed at this request; its log says why, and the next one may well work"
     )
+
+
+def _shown(text: str) -> str:
+    """What a client typed, in quotes, safe in one line and short."""
+    return repr(text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "...")
+
+
+def _meant(path: str) -> str | None:
+    """The path of the model API that a client with a wrong base URL meant, if it is plain."""
+    return next((near for near in _nearby(path) if routes.find(near.encode("utf-8", "replace")) is not None), None)
+
+
+def _nearby(path: str) -> Iterable[str]:
+    bare = "/" + path.strip("/")
+    yield bare
+    yield "/v1" + bare
+    for prefix in ("/v1", "/api", "/openai", "/openai/v1", "/anthropic", "/api/v1"):
+        if bare.startswith(prefix + "/"):
+            yield bare.removeprefix(prefix)
+            yield "/v1" + bare.removeprefix(prefix)

@@ -11,27 +11,36 @@ from dataclasses import replace
 from ..core.headers import first_values, request_head, request_id, response_headers
 from ..core.identity import digest
 from ..core.model import Decision, Failure, Phase, Reason
+from ..core.questions import Asks, put_into
 from ..core.relay import Relay, RelayState
 from ..core.retry import MAX_SENT, Budget, Verdict, is_fault, verdict
-from ..core.routes import Protocol, Route, response_id
+from ..core.routes import Route, response_id
 from ..core.tap import TokenTap
+from ..core.unasked import UsageFilter
 from ..fleet.registry import Registry
 from ..observe.record import RequestRecord
 from ..recognition.recognizer import Recognizer
+from ..truth.ledger import Ledger
 from . import errors
+from .answers import Answers, send_error
+from .body import BodyRefused, ClientLeft, Incoming, is_form
 from .client import Client, Outflow, Receive, Scope
 from .connection import ClientGone, Connection, UpstreamError
-from .errors import RouterError
+from .errors import Code
+from .handshake import SWITCHED
 from .in_flight import InFlight
+from .looking import look
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
 from .queue import Queue
-from .request import BodyRefused, ClientLeft, FieldReader, Request, read_body
+from .request import FieldReader, Request, target_of
 from .resume import Resumer
+from .tunnel import through
+from .upload import OPENING, Upload
 
 log = logging.getLogger("warmroute.proxy")
 
-_CLIENT_CLOSED_REQUEST = 499
+_CLIENT_LEFT = 499
 """Status in log and metrics of a request whose client left before an answer (nginx's number); never sent."""
 
 
@@ -51,6 +60,8 @@ class Handler:
         queue: Queue,
         secret: bytes,
         recognizer: Recognizer,
+        ledger: Ledger | None,
+        asks: Asks,
         resumer: Resumer,
         reader: FieldReader,
         body_limit: int,
@@ -66,10 +77,12 @@ class Handler:
         self._queue = queue
         self._secret = secret
         self._recognizer = recognizer
+        self._ledger = ledger
+        self._asks = asks
         self._resumer = resumer
         self._reader = reader
         self._body_limit = body_limit
-        self._tell = response_headers
+        self._answers = Answers(registry, pools, response_headers)
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
 
@@ -84,33 +97,39 @@ class Handler:
             started=self._clock(),
             time=time.time(),
         )
+        incoming = Incoming(receive, named, self._body_limit, client.connection)
         try:
-            body = await read_body(receive, named, self._body_limit, client.connection)
-            record.bytes_in = len(body)
-            request = Request(record.method, _target(scope), route.label, headers, named, body, self._reader)
+            body = await (incoming.at_least(OPENING) if is_form(named) else incoming.whole())
+            request = Request(record.method, target_of(scope), route.label, headers, named, body, self._reader)
             model = self._placement.model_of(request.model)
+            if model is None and not incoming.ended:
+                request.body = await incoming.whole(body)
+                model = self._placement.model_of(request.model)
             turn = self._recognizer.recognise(request, route, model, response_id(route, scope["raw_path"]))
             if len(named) != len(headers):
                 turn.refused += self._recognizer.repeated(turn, headers)
-            asking = self._resumer.with_question(request, route.shape)
+            if self._ledger is not None:
+                record.prompt = look(self._ledger, request, route, turn)
+            asked = put_into(request.body, route.shape, request, self._asks)
+            x = InFlight(request, route, client, record, turn, model, asked)
+            x.upload = None if incoming.ended else Upload(incoming)
             with client:
-                await self._serve(
-                    InFlight(request, route, client, record, turn, model, asking or request.body, asking is not None)
-                )
+                await self._serve(x)
         except (ClientLeft, ClientGone):
             record.aborted = True
         except asyncio.CancelledError:
             record.status = 503
             raise
         except BodyRefused as refused:
-            record.status = refused.error.status
-            told = [*self._told(record), (b"connection", b"close")]
-            await send_error(client, refused.error, route.protocol, told)
+            if not client.started:
+                record.status, record.error = refused.error.status, refused.error.code
+                told = [*self._answers.told(record), (b"connection", b"close")]
+                await send_error(client, refused.error, route.protocol, told)
         finally:
             record.aborted = record.aborted or (client.gone and not client.finished)
             if record.status == 0:
-                record.status = _CLIENT_CLOSED_REQUEST if record.aborted else 500
-            record.bytes_out = client.bytes_out
+                record.status, record.error = (_CLIENT_LEFT, None) if record.aborted else (500, Code.ROUTER_ERROR)
+            record.bytes_in, record.bytes_out = record.bytes_in + incoming.read, client.bytes_out
             record.duration_s = self._clock() - record.started
             self._settle(record)
 
@@ -126,7 +145,8 @@ class Handler:
         while True:
             placed = await self._place(x)
             if not isinstance(placed, Placed):
-                await self._refuse(x, placed)
+                x.record.decision = placed.reason
+                await self._answers.give(x, self._answers.refusal(x, placed))
                 return
             x.record.backend, x.record.engine = placed.backend, placed.decision.engine
             x.record.decision = placed.decision.reason
@@ -142,9 +162,9 @@ class Handler:
                 await self._broke_off(x, failure)
                 return
             self._placement.withdraw(x.turn.session, placed.decision)
-            if verdict(failure, sent=x.sent) is not Verdict.OTHER:
+            if not x.repeatable or verdict(failure, sent=x.sent) is not Verdict.OTHER:
                 error = errors.own_fault(failure.detail) if failure.own else errors.all_failed(x.record.reasons())
-                await self._answer(x.client, x.record, error, x.route.protocol)
+                await self._answers.give(x, error)
                 return
 
     async def _place(self, x: InFlight) -> Placed | Decision:
@@ -154,8 +174,8 @@ class Handler:
             placed = await self._placement.place_agreed(turn.session, x.model, key, x.exclude, turn.wishes)
             if isinstance(placed, Placed) or placed.reason is not Reason.BUSY:
                 return placed
-            deadline = deadline or self._queue.deadline()
-            if not await self._queue.wait(placed.full, x.client, deadline):
+            again, deadline = deadline is not None, deadline or self._queue.deadline()
+            if not await self._queue.wait(placed.full, x.client, deadline, again=again):
                 return placed
             if x.client.gone:
                 raise ClientGone
@@ -164,24 +184,28 @@ class Handler:
         """Try one backend: None once the client has its answer, else why it has none, or (Phase.STREAM) only a part of it."""
         pool = self._pools[placed.backend]
         counted = False
-        fresh = False
+        fresh = x.fresh
         while True:
             x.record.attempts += 1
             try:
                 connection = None if fresh else pool.idle()
                 if connection is None:
-                    connection = await pool.connect()
+                    connection = await pool.connect(x.opens)
                 x.record.connected_s = self._clock() - x.record.started
                 if not counted:
                     counted, x.sent = True, x.sent + 1
                 with Exchange(pool, connection):
-                    await self._exchange(x, placed, connection)
+                    if x.upload is None:
+                        await self._exchange(x, placed, connection)
+                    else:
+                        async with x.upload.to(connection):
+                            await self._exchange(x, placed, connection)
                 return None
             except UpstreamError as error:
                 failure = error.failure
             x.record.failures.append((placed.backend, failure))
             self._backend_failed(placed.backend, failure)
-            if verdict(failure, sent=x.sent) is not Verdict.SAME:
+            if not x.repeatable or verdict(failure, sent=x.sent) is not Verdict.SAME:
                 return failure
             fresh = True
 
@@ -195,19 +219,26 @@ class Handler:
             pool.base_path + request.target,
             request.headers,
             host=pool.host_header,
-            body_length=len(x.body) if x.body or request.method == "POST" else None,
+            body_length=x.body_length,
             extra=x.for_backend(decision.engine),
         )
-        connection.send(head, x.body, head_only=request.method == "HEAD")
+        body = x.asked.body if x.upload is None else x.upload.framed(x.asked.body)
+        connection.send(head, body, head_only=request.method == "HEAD")
         x.client.on_gone(connection.abandon)
         await connection.read_head()
         self._judge(x, placed, connection)
+        if connection.status == SWITCHED:
+            await through(x, placed, connection, self._begin)
+            self._placement.confirm(x.turn.session, decision)  # it was in use until now
+            return
         relay = x.relay = Relay(connection.status, connection.named)
         if relay.readable:
             x.listener = self._recognizer.listener(x.turn, decision, event_stream=relay.event_stream)
             relay.listener = x.listener.hear if x.listener is not None else None
-            tapped = x.asks_tokens and relay.event_stream and b"content-length" not in connection.named
-            relay.tap = TokenTap() if tapped else None
+            asked = (x.asked.tokens or x.asked.usage) and relay.event_stream
+            if asked and b"content-length" not in connection.named:
+                relay.tap = TokenTap() if x.asked.tokens else None
+                relay.hides = UsageFilter() if x.asked.usage else None
         try:
             await self._relay(x, decision, connection, relay)
         except UpstreamError as error:
@@ -227,7 +258,7 @@ class Handler:
             return
         failure = Failure(Phase.HEAD, "status", f"{placed.backend} answered {connection.status}")
         others = self._placement.look(x.turn.session, x.model, b"", {*x.exclude, placed.backend}, x.turn.wishes)
-        if x.sent < MAX_SENT and others.backend is not None and self._budget.take():
+        if x.repeatable and x.sent < MAX_SENT and others.backend is not None and self._budget.take():
             raise UpstreamError(failure)
         self._backend_failed(placed.backend, failure)
 
@@ -245,7 +276,7 @@ class Handler:
         await client.body(out, more=not ended)
         if not ended:
             await client.drained()
-            outflow = Outflow(client, relay.note, relay.tap.take if relay.tap is not None else None)
+            outflow = Outflow(client, relay.note, None if relay.unchanged else relay.without_unasked)
             try:
                 await connection.pour(outflow, client.drained)
             finally:
@@ -262,7 +293,7 @@ class Handler:
         else:
             self._placement.withdraw(x.turn.session, decision)
         headers = response_headers(connection.headers, connection.status)
-        await x.client.start(connection.status, headers + self._told(record))
+        await x.client.start(connection.status, headers + self._answers.told(record) + x.closing())
 
     async def _broke_off(self, x: InFlight, failure: Failure) -> None:
         """The backend died after content: go on elsewhere, else say so in an event stream, or break any other body off.
@@ -270,7 +301,8 @@ class Handler:
         Never a false end. A body that the client can read only as a whole is left without its last byte.
         """
         relay = x.relay
-        assert relay is not None
+        if relay is None:  # a WebSocket, which ends as it does
+            return
         why = await self._resumer.go_on(x, failure)
         x.record.usage = relay.usage()
         x.record.resumed = "resumed" if why is None else why
@@ -279,53 +311,8 @@ class Handler:
                 x.listener.whole()
             await x.client.body(b"", more=False)
         elif relay.event_stream and relay.readable and not x.client.has_length:
-            fresh_line = b"" if relay.ends_on_blank_line else b"\n\n"
-            event = errors.broke_off(failure.detail).event(x.route.protocol)
-            await x.client.body(fresh_line + event, more=False)
-
-    async def _refuse(self, x: InFlight, decision: Decision) -> None:
-        x.record.decision = decision.reason
-        if any(failure.phase is not Phase.CONNECT for _, failure in x.record.failures):
-            error = errors.all_failed(x.record.reasons())
-        elif decision.reason is Reason.BUSY:
-            error = errors.busy(decision.full)
-        elif decision.reason is Reason.OWNER_GONE:
-            error = errors.owner_gone(x.turn.wishes.owner or "")
-        elif decision.reason is Reason.UNKNOWN_MODEL:
-            error = errors.unknown_model(x.model or "", sorted(self._registry.fleet().models()))
-        else:
-            error = errors.none_available(self._registry.unavailable())
-        await self._answer(x.client, x.record, error, x.route.protocol)
-
-    async def _answer(self, client: Client, record: RequestRecord, error: RouterError, protocol: Protocol) -> None:
-        record.status = error.status
-        record.backend = record.engine = None  # none of them answered; the failures name those that were asked
-        await send_error(client, error, protocol, self._told(record))
-
-    def _told(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
-        """Our own response headers of a routed request; its id is there even where the others are switched off."""
-        headers = [(b"x-request-id", record.id.encode())]
-        if self._tell:
-            headers.append((b"x-warmroute-decision", record.decision.encode()))
-            if record.backend is not None:
-                headers.append((b"x-warmroute-backend", self._pools[record.backend].shown_name))
-            if record.key_source is not None:
-                headers.append((b"x-warmroute-key", record.key_source.encode()))
-        return headers
-
-
-async def send_error(
-    client: Client, error: RouterError, protocol: Protocol, extra: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    """Send one of the router's own errors as a whole answer."""
-    body = error.body(protocol)
-    headers = [*error.headers(), (b"content-length", str(len(body)).encode()), *client.for_pages(), *(extra or [])]
-    await client.start(error.status, headers)
-    await client.body(body, more=False)
-
-
-def _target(scope: Scope) -> bytes:
-    """Path and query exactly as they came."""
-    path: bytes = scope["raw_path"]
-    query: bytes = scope["query_string"]
-    return path + b"?" + query if query else path
+            held = relay.flush()
+            fresh_line = held if relay.ends_on_blank_line else held + b"\n\n"
+            error = errors.broke_off(failure.detail, why)
+            x.record.error = error.code
+            await x.client.body(fresh_line + error.event(x.route.protocol, relay.next_number), more=False)

@@ -2,19 +2,24 @@
 
 from dataclasses import dataclass, field
 
+from ..core.questions import Asked
 from ..core.relay import Relay
-from ..core.routes import Route
+from ..core.routes import REALTIME, Route
 from ..observe.record import RequestRecord
 from ..recognition.recognizer import Listener, Turn
 from .client import Client
+from .connection import Connection
+from .handshake import Handshake
 from .request import Request
+from .upload import Upload
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class InFlight:
-    """One request on its way. `body` is what is sent on; `relay` and `listener` are those of the answer that streams.
+    """One request on its way. `asked` is what is sent on, of an `upload` its opening.
 
-    `exclude` names the backends that have failed it; `sent` counts those that have had it sent to them.
+    `relay` and `listener` are those of the answer that streams. `exclude` names the backends that have failed it; `sent`
+    counts those that have had it sent to them.
     """
 
     request: Request
@@ -23,8 +28,8 @@ class InFlight:
     record: RequestRecord
     turn: Turn
     model: str | None
-    body: bytes
-    asks_tokens: bool = False
+    asked: Asked
+    upload: Upload | None = None
     relay: Relay | None = None
     listener: Listener | None = None
     exclude: set[str] = field(default_factory=set)
@@ -32,5 +37,37 @@ class InFlight:
 
     def for_backend(self, engine: str | None) -> list[tuple[bytes, bytes]]:
         """The headers that a backend gets from the router: the request's id, and the engine where there are several."""
-        rank = [] if engine is None else [(b"x-data-parallel-rank", engine.encode())]
-        return [(b"x-request-id", self.record.id.encode()), *rank]
+        headers = [(b"x-request-id", self.record.id.encode())]
+        if engine is not None:
+            headers.append((b"x-data-parallel-rank", engine.encode()))
+        if self.upload is not None and self.upload.length is None:
+            headers.append((b"transfer-encoding", b"chunked"))
+        if self.opens is Handshake:
+            headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+        return headers
+
+    @property
+    def opens(self) -> type[Connection]:
+        """The kind of connection that it takes to a backend."""
+        return Handshake if self.route is REALTIME else Connection
+
+    @property
+    def fresh(self) -> bool:
+        """Whether that must be a new one: one that turns out to be closed could not be made up for."""
+        return self.upload is not None or self.opens is Handshake
+
+    @property
+    def body_length(self) -> int | None:
+        """Bytes of the body that a backend gets; None where there is none, or nobody knows yet."""
+        if self.upload is not None:
+            return self.upload.length
+        return len(self.asked.body) if self.asked.body or self.request.method == "POST" else None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it can be sent once more: all of it is at hand."""
+        return self.upload is None or not self.upload.begun
+
+    def closing(self) -> list[tuple[bytes, bytes]]:
+        """What tells the client that the connection ends with the answer: the rest of its upload is not asked for any more."""
+        return [] if self.upload is None or self.upload.ended else [(b"connection", b"close")]

@@ -1,6 +1,7 @@
 """The connections to one backend: kept alive, reused or newly opened, closed before vLLM closes them."""
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from types import TracebackType
 from urllib.parse import quote, urlsplit
 
 from ..core.model import BackendSpec, Failure, Phase
-from ..fleet.fetch import OWN_FAULTS
+from ..fleet.fetch import OWN_FAULTS, tls_fault
 from .connection import Connection, UpstreamError
 
 _KEEP_ALIVE = (
@@ -27,18 +28,24 @@ _KEEP_ALIVE = (
 """A host that has lost its power says nothing: half a minute of silence to the kernel's questions ends a connection."""
 
 
-def _connect_failure(error: OSError | TimeoutError, spec: BackendSpec, timeout: float) -> Failure:
+def _connect_failure(error: OSError | TimeoutError, timeout: float) -> Failure:
+    """What happened, in words that clients may read: they learn the names of backends and not their addresses."""
     if error.errno in OWN_FAULTS:
         return Failure(Phase.CONNECT, "own", f"the router cannot open a connection: {error.strerror}", own=True)
     if isinstance(error, ConnectionRefusedError):
-        return Failure(Phase.CONNECT, "refused", f"connection refused by {spec.host}:{spec.port}")
+        return Failure(Phase.CONNECT, "refused", "connection refused")
     if isinstance(error, TimeoutError):
-        return Failure(Phase.CONNECT, "timeout", f"no connection to {spec.host}:{spec.port} within {timeout:g} s")
+        return Failure(Phase.CONNECT, "timeout", f"no connection within {timeout:g} s")
     if isinstance(error, ssl.SSLError):
-        return Failure(Phase.CONNECT, "tls", f"TLS with {spec.host}:{spec.port} failed: {error.reason or error}")
-    return Failure(
-        Phase.CONNECT, "unreachable", f"cannot connect to {spec.host}:{spec.port}: {error.strerror or error}"
-    )
+        return Failure(Phase.CONNECT, "tls", f"TLS failed: {tls_fault(error)}")
+    return Failure(Phase.CONNECT, "unreachable", f"cannot connect: {_words(error)}")
+
+
+def _words(error: OSError) -> str:
+    """The system's own words: those of the loop may hold addresses."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or "no such name"
+    return os.strerror(error.errno) if error.errno else "none of its addresses answers"
 
 
 def _removed(spec: BackendSpec) -> Failure:
@@ -101,22 +108,22 @@ class Pool:
             connection.close()
         return None
 
-    async def connect(self) -> Connection:
-        """A new connection. Raises UpstreamError with phase CONNECT."""
+    async def connect(self, make: type[Connection] = Connection) -> Connection:
+        """A new connection, of a kind. Raises UpstreamError with phase CONNECT."""
         spec = self.spec
         if self.retired:
             raise UpstreamError(_removed(spec))
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await self.loop.create_connection(
-                    lambda: Connection(self),
+                    lambda: make(self),
                     spec.host,
                     spec.port,
                     ssl=self._tls,
                     server_hostname=spec.host if self._tls else None,
                 )
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors too
-            raise UpstreamError(_connect_failure(error, spec, self._connect_timeout)) from error
+            raise UpstreamError(_connect_failure(error, self._connect_timeout)) from error
         if self.retired:
             connection.close()
             raise UpstreamError(_removed(spec))
@@ -142,10 +149,17 @@ class Pool:
         heard, self.heard = self.heard, False
         return heard
 
-    def stop_exchanges(self, failure: Failure) -> None:
-        """End every running exchange with this failure."""
+    def stop_exchanges(self, failure: Failure, *, tunnels: bool = True) -> None:
+        """End every running exchange with this failure; WebSockets too, if `tunnels`."""
         for connection in self.connections:
-            connection.abandon(UpstreamError(failure))
+            if tunnels or not connection.switched:
+                connection.abandon(UpstreamError(failure))
+
+    def stop_tunnels(self, failure: Failure) -> None:
+        """End every WebSocket with this failure."""
+        for connection in self.connections:
+            if connection.switched:
+                connection.abandon(UpstreamError(failure))
 
     def close(self) -> None:
         """Close everything, running exchanges too."""

@@ -61,7 +61,7 @@ class Pools(dict[str, Pool]):
             if pool.was_heard():
                 self._gone[pool] = (since, now)
             elif now - heard >= silence:
-                pool.stop_exchanges(silent(pool.spec.name, silence))
+                pool.stop_exchanges(silent(pool.spec.name, silence), tunnels=False)
             if not pool.connections and now - since >= _KEPT_FOR:
                 del self._gone[pool]
                 if self.get(pool.spec.name) is pool:

@@ -36,10 +36,11 @@ class Queue:
         """When a request that begins to wait now has waited enough."""
         return asyncio.get_running_loop().time() + self._timeout
 
-    async def wait(self, backend: str | None, client: Client, deadline: float) -> bool:
+    async def wait(self, backend: str | None, client: Client, deadline: float, *, again: bool = False) -> bool:
         """Wait for a place at this backend (None: at any). False if there is no room to wait, or the deadline has passed.
 
-        Returns when the client leaves, too: there is nothing to wait for then.
+        Who was woken in vain waits `again`, before all others. Returns when the client leaves, too: there is nothing to wait
+        for then.
         """
         loop = asyncio.get_running_loop()
         left = deadline - loop.time()
@@ -48,7 +49,10 @@ class Queue:
             return False
         woken: asyncio.Future[bool] = loop.create_future()
         line = self._waiting.setdefault(backend, deque())
-        line.append(woken)
+        if again:
+            line.appendleft(woken)
+        else:
+            line.append(woken)
         self.waiting += 1
         timer = loop.call_later(left, _end, woken, False)
         client.on_gone(lambda: _end(woken, True))
@@ -62,8 +66,8 @@ class Queue:
             self.waiting -= 1
             if woken in line:
                 line.remove(woken)
-            if not line:
-                self._waiting.pop(backend, None)
+            if not line and self._waiting.get(backend) is line:  # else it is another line, which others wait in
+                del self._waiting[backend]
 
     def freed(self, backend: str) -> None:
         """A place at this backend has become free."""

@@ -3,36 +3,18 @@
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Protocol
+from urllib.parse import parse_qsl
 
 import msgspec
 
 from ..core.headers import Headers
+from ..core.routes import REALTIME
 from ..recognition.recognizer import FIELDS
-from . import errors
-from .client import Receive
-from .errors import RouterError
+from .body import is_form
+from .client import Scope
 
 _NO_RAW = msgspec.Raw(b"")
 _value = msgspec.json.Decoder()
-
-
-class BodyRefused(Exception):
-    """The body is too large, or will not come whole; nothing more of it is read. `error` is the answer."""
-
-    def __init__(self, error: RouterError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
-class BodySource(Protocol):
-    """The connection that a body comes from; `broken` says why the rest of it will not."""
-
-    broken: RouterError | None
-
-
-class ClientLeft(Exception):
-    """The client went away before its request was whole."""
 
 
 class FieldReader:
@@ -54,6 +36,11 @@ class FieldReader:
         """Whether there is such a field."""
         return getattr(fields, self._attributes.get(name, ""), _NO_RAW) is not _NO_RAW
 
+    def raw(self, fields: object, name: str) -> msgspec.Raw | None:
+        """One field as it was written; None where there is none, or it is not one of this reader's."""
+        raw = getattr(fields, self._attributes.get(name, ""), _NO_RAW)
+        return None if raw is _NO_RAW else raw
+
     def value(self, fields: object, name: str) -> object:
         """One field's value; None where there is none, it cannot be read, or it is not one of this reader's."""
         raw = getattr(fields, self._attributes.get(name, ""), _NO_RAW)
@@ -71,14 +58,15 @@ def decoded(data: bytes | msgspec.Raw) -> object:
 def reader_for(sources: Iterable[str]) -> FieldReader:
     """A reader of what routing needs: the model, and the fields that tell a conversation or are looked at by these sources."""
     added = (name.removeprefix("body:").partition(".")[0] for name in sources if name.startswith("body:"))
-    return FieldReader(["model", *FIELDS, "return_token_ids", "n", *added])
+    return FieldReader(["model", *FIELDS, "return_token_ids", "stream_options", "n", *added])
 
 
 class Request:
-    """Method, target, headers and the whole body, exactly as received.
+    """Method, target, headers and the body, exactly as received; of an upload that is streamed, its beginning.
 
     The JSON is scanned once for its top-level keys and only the values asked for are decoded. A body that is no JSON object
-    has no fields; it is sent on all the same, and the backend says what is wrong with it.
+    has no fields; it is sent on all the same, and the backend says what is wrong with it. A WebSocket has no body, and pages
+    cannot give it headers: the parameters of its query stand for fields.
     """
 
     __slots__ = ("_fields", "_reader", "_scanned", "body", "headers", "label", "method", "named", "target")
@@ -113,7 +101,8 @@ class Request:
         """A top-level value of the JSON body; None where there is none or it cannot be read."""
         if not self._scanned:
             self._scanned = True
-            self._fields = None if not self.body or self._is_multipart else self._reader.read(self.body)
+            told = _query(self.target) if self.label == REALTIME.label else self.body
+            self._fields = None if not told or is_form(self.named) else self._reader.read(told)
         return None if self._fields is None else self._reader.value(self._fields, name)
 
     def has(self, name: str) -> bool:
@@ -121,16 +110,24 @@ class Request:
         self.field(name)
         return self._reader.has(self._fields, name)
 
+    def raw(self, name: str) -> msgspec.Raw | None:
+        """A top-level value of the JSON body as it was written; None where there is none."""
+        self.field(name)
+        return self._reader.raw(self._fields, name)
+
     @property
     def model(self) -> str | None:
         model = self.field("model")
         if isinstance(model, str):
             return model
-        return _multipart_model(self.body) if self._is_multipart else None
+        return _multipart_model(self.body) if is_form(self.named) else None
 
-    @property
-    def _is_multipart(self) -> bool:
-        return (self.header(b"content-type") or b"").lower().startswith(b"multipart/form-data")
+
+def _query(target: bytes) -> bytes:
+    """The parameters of a target's query as a JSON object; of one that is repeated the first."""
+    query = target.partition(b"?")[2].decode("ascii", "replace")
+    pairs = parse_qsl(query, keep_blank_values=True, errors="replace")
+    return msgspec.json.encode(dict(reversed(pairs)))
 
 
 _MODEL_FIELD = re.compile(rb'name="?model"?\r\n')
@@ -151,23 +148,8 @@ def _multipart_model(body: bytes) -> str | None:
     return None
 
 
-async def read_body(receive: Receive, named: Mapping[bytes, bytes], limit: int, connection: BodySource) -> bytes:
-    """The whole body. Raises BodyRefused (before reading, where too great a length is announced) or ClientLeft."""
-    announced = named.get(b"content-length")
-    if announced is not None and announced.isdigit() and int(announced) > limit:
-        raise BodyRefused(errors.body_too_large(limit))
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        if part := message.get("body", b""):
-            size += len(part)
-            if size > limit:
-                raise BodyRefused(errors.body_too_large(limit))
-            parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-        if connection.broken is not None:
-            raise BodyRefused(connection.broken)
+def target_of(scope: Scope) -> bytes:
+    """Path and query exactly as they came."""
+    path: bytes = scope["raw_path"]
+    query: bytes = scope["query_string"]
+    return path + b"?" + query if query else path

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from ..core.headers import request_head
-from ..core.messages import Shape
 from ..core.model import Failure, Phase
-from ..core.resume import Rest, Why, ask, end_of, rest_of
+from ..core.resume import Rest, Why, end_of, rest_of
 from ..core.retry import MAX_SENT
 from ..core.tap import TokenTap
 from ..fleet.registry import Registry
@@ -18,7 +17,7 @@ from .connection import ClientGone, Connection, UpstreamError
 from .in_flight import InFlight
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
-from .request import Request, decoded
+from .request import decoded
 
 _CONTEXT = 48
 """Tokens before the cut that are looked at to see where the text ends."""
@@ -28,7 +27,7 @@ _PROVEN = 32
 
 
 class Resumer:
-    """Asks for tokens when a stream begins, and for the rest of it when it breaks off."""
+    """Asks for the rest of a stream that broke off."""
 
     def __init__(
         self,
@@ -39,7 +38,6 @@ class Resumer:
         backend_failed: Callable[[str, Failure], None],
         freed: Callable[[str], None],
         enabled: bool,
-        body_limit: int,
     ) -> None:
         self._registry = registry
         self._placement = placement
@@ -47,26 +45,13 @@ class Resumer:
         self._backend_failed = backend_failed
         self._freed = freed
         self._enabled = enabled
-        self._body_limit = body_limit
-
-    def with_question(self, request: Request, shape: Shape | None) -> bytes | None:
-        """The request's body with the question for tokens in it; None where its stream could not be gone on with."""
-        if not self._enabled or shape is None:
-            return None
-        useful = (
-            request.field("stream") is True
-            and request.field("n") in (None, 1)
-            and not request.has("return_token_ids")
-            and not request.has("tools")
-        )
-        return ask(shape, request.body, useful=useful, limit=self._body_limit)
 
     async def go_on(self, x: InFlight, failure: Failure) -> Why | None:
         """Bring the rest of a stream that broke off after content. None if the client has all of it, else why not."""
-        if not self._enabled:
-            return Why.OFF
         if failure.own:
             return Why.STOPPING
+        if not self._enabled:
+            return Why.OFF
         relay, shape = x.relay, x.route.shape
         assert relay is not None
         body = _fields(x.request.body)
@@ -75,7 +60,7 @@ class Resumer:
             if end is not None:
                 await self._pass(x, end)
                 return None
-            rest = rest_of(shape, body, relay.tap, self._registry.context(x.model))
+            rest = rest_of(shape, body, relay.tap, self._registry.context(x.model), usage=x.asked.usage)
             if isinstance(rest, Why):
                 return rest
             if x.sent >= MAX_SENT:
@@ -116,7 +101,7 @@ class Resumer:
                 if unflushed is None:
                     return Why.BOUNDARY
                 tap.cut_back(unflushed)
-            rest = rest_of(x.route.shape, body, tap, self._registry.context(x.model))
+            rest = rest_of(x.route.shape, body, tap, self._registry.context(x.model), usage=x.asked.usage)
             if isinstance(rest, Why):
                 return rest
             connection = await pool.connect()
@@ -178,6 +163,8 @@ class Resumer:
             if rest.events.tokens and not begun:
                 begun = True
                 x.record.moved = self._placement.confirm(x.turn.session, placed.decision) or x.record.moved
+            if out and x.relay is not None and x.relay.hides is not None:
+                out = x.relay.hides.take(out)
             if out:
                 await self._pass(x, out)
 

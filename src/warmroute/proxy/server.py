@@ -15,11 +15,13 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..core import routes
+from ..core.headers import Headers
 from ..core.routes import Protocol
 from . import errors
 from .cork import CorkedTransport
 from .deadlines import Door, Mark, Wait, Waiting
-from .errors import RouterError
+from .errors import Code, RouterError
+from .refusals import UNKNOWN, Refusals
 
 EXTENSION = "warmroute.connection"
 """The key of the ASGI scope's extensions under which the application finds its connection."""
@@ -67,14 +69,15 @@ class DataProtocol(HttpToolsProtocol):
     _deaf = False
     _refusal: RouterError | None = None
 
-    def __init__(self, door: Door, *args: Any, **named: Any) -> None:
+    def __init__(self, door: Door, refusals: Refusals, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._door = door
+        self._refusals = refusals
 
     @classmethod
-    def behind(cls, door: Door) -> Callable[..., asyncio.Protocol]:
+    def behind(cls, door: Door, refusals: Refusals) -> Callable[..., asyncio.Protocol]:
         """What makes the connections of a listener, as uvicorn wants it."""
-        return partial(cls, door)
+        return partial(cls, door, refusals)
 
     # What asyncio calls
 
@@ -85,7 +88,9 @@ class DataProtocol(HttpToolsProtocol):
             super().connection_made(self.corked)  # type: ignore[arg-type]
         else:
             self.transport = self.corked  # type: ignore[assignment]
-            self._refuse(errors.too_many_connections(self._door.limit))
+            self._deaf = True  # no request has come: the door counts this, and there is nothing to record
+            error = errors.too_many_connections(self._door.limit)
+            self._end_with(error.status, error.headers(), error.body(Protocol.OPENAI))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.leave(self)
@@ -111,7 +116,7 @@ class DataProtocol(HttpToolsProtocol):
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserInvalidMethodError:
             began_here = self._head_bytes == len(data)
-            self._refuse(_unknown_method(data) if began_here else errors.not_http())
+            self._refuse(self._unknown_method(data) if began_here else errors.not_http())
         except httptools.HttpParserError:
             self._garbled()
         if self._deaf:
@@ -126,6 +131,14 @@ class DataProtocol(HttpToolsProtocol):
             self.transport.close()
 
     # What the application calls
+
+    def answer_begins(self) -> None:
+        """Let the answer say `connection: close` if the listener will soon be closed and no other request waits behind it.
+
+        Idle connections are left open meanwhile: a request may be on its way on any of them.
+        """
+        if self._door.closing and not self.pipeline:
+            self.cycle.keep_alive = False
 
     def watch(self, left: Callable[[], None] | None) -> None:
         """Call `left` when the client goes away, or at once if it has; None ends the watch."""
@@ -266,12 +279,31 @@ class DataProtocol(HttpToolsProtocol):
             self._answer(error)
 
     def _answer(self, error: RouterError) -> None:
+        # Only of a method that the parser does not know is a path or a method refused here.
+        known = self.url and error.code not in (Code.UNKNOWN_PATH, Code.METHOD_NOT_ALLOWED)
+        method = self.parser.get_method().decode() if known else UNKNOWN
+        since = self.mark.since if self.mark is not None and self.mark.waiting.wait is Wait.HEAD else None
         route = routes.find(self.url.partition(b"?")[0])
-        body = error.body(route.protocol if route is not None else Protocol.OPENAI)
-        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode(), b"connection: close"]
-        lines += [b"%b: %b" % pair for pair in error.headers()]
-        self.transport.write(b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        self._end_with(
+            error.status, *self._refusals.answer(error, route, method=method, headers=self.headers or (), since=since)
+        )
+
+    def _end_with(self, status: int, headers: Headers, body: bytes) -> None:
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(), b"connection: close"]
+        lines += [b"%b: %b" % pair for pair in (*headers, (b"content-length", b"%d" % len(body)))]
+        self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
         self.transport.close()
+
+    def _unknown_method(self, data: bytes) -> RouterError:
+        """The answer to a method that the parser does not know, if all else of the request's line is HTTP."""
+        line = _REQUEST_LINE.match(data)
+        if line is None:
+            return errors.not_http()
+        self.url = line[1]
+        route = routes.find(line[1].partition(b"?")[0])
+        if route is None:
+            return errors.not_found(line[1].decode())
+        return errors.method_not_allowed(route.label, route.methods)
 
     def _lingers(self) -> bool:
         """Take over a closing under which the client may be sending still."""
@@ -299,17 +331,6 @@ def _fault_of(headers: list[tuple[bytes, bytes]], version: str) -> RouterError |
         if coded != [b"chunked"] or version == "1.0":
             return errors.not_http()
     return None
-
-
-def _unknown_method(data: bytes) -> RouterError:
-    """The answer to a method that the parser does not know, if all else of the request's line is HTTP."""
-    line = _REQUEST_LINE.match(data)
-    if line is None:
-        return errors.not_http()
-    route = routes.find(line[1].partition(b"?")[0])
-    if route is None:
-        return errors.not_found(line[1].decode())
-    return errors.method_not_allowed(route.label, route.methods)
 
 
 def _unacknowledged(transport: asyncio.Transport) -> int:

@@ -1,22 +1,28 @@
 """Routes of the admin listener: reading by GET, changing by POST only."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import Base64Bytes, BaseModel, Field
 
 from .. import __version__
+from ..fleet.broadcast import Broadcaster
 from ..fleet.registry import BackendState, Registry
+from ..observe.events import KEPT, Events
 from ..observe.metrics import CONTENT_TYPE, MetricsPage
 from ..observe.reloads import ReloadError
 from ..observe.state import StateView
 from ..proxy.data import health_answer
 from ..proxy.explain import Explainer
+from . import broadcast
+from .guard import refusal
+from .live import Live
 
 STATIC = Path(__file__).parent / "static"
 
@@ -63,23 +69,12 @@ def build(
     clock: Callable[[], float],
     drain_deadline: float,
     reload: Callable[[], Awaitable[dict[str, object]]],
+    broadcaster: Broadcaster,
+    events: Events,
 ) -> FastAPI:
     """The FastAPI application; holds no state of its own."""
     app = FastAPI(title="warmroute admin API", version=__version__, docs_url=None, redoc_url=None)
-
-    @app.middleware("http")
-    async def _harden(request: Request, call_next):  # type: ignore[no-untyped-def]
-        response = await call_next(request)
-        response.headers["content-security-policy"] = _CSP
-        response.headers["x-content-type-options"] = "nosniff"
-        response.headers["cache-control"] = "no-cache"
-        return response
-
-    @app.exception_handler(RequestValidationError)
-    async def _refuse(request: Request, error: RequestValidationError) -> JSONResponse:
-        """One line; the input is not sent back, since not all that JSON can be read from can be written as JSON."""
-        told = [f"{'.'.join(map(str, fault['loc'][1:])) or 'the body'}: {fault['msg']}" for fault in error.errors()]
-        return JSONResponse({"detail": "; ".join(told)}, 422)
+    _harden(app)
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> FileResponse:
@@ -89,17 +84,8 @@ def build(
     async def metrics_page() -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    @app.get("/api/state")
-    async def api_state() -> dict[str, object]:
-        return state.state()
-
-    @app.get("/api/history")
-    async def api_history() -> dict[str, object]:
-        return state.history()
-
-    @app.get("/api/sessions")
-    async def api_sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, object]:
-        return state.sessions(limit)
+    _add_reading(app, state)
+    _add_live(app, state, events, stopping, clock)
 
     @app.post("/api/explain")
     async def api_explain(saved: SavedRequest) -> dict[str, object]:
@@ -109,9 +95,93 @@ def build(
 
     _add_drain(app, registry, clock, drain_deadline)
     _add_reload(app, reload)
+    broadcast.add(app, registry, broadcaster)
     _add_health(app, registry, stopping)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     return app
+
+
+def _add_reading(app: FastAPI, state: StateView) -> None:
+    @app.get("/api/state")
+    async def api_state() -> dict[str, object]:
+        return state.state()
+
+    @app.get("/api/history")
+    async def api_history() -> dict[str, object]:
+        return state.history()
+
+    @app.get("/api/sessions")
+    async def api_sessions(
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
+        search: Annotated[str, Query(max_length=200)] = "",
+    ) -> dict[str, object]:
+        """The sessions used last; with `search` those with this text in digest, source or backend."""
+        return state.sessions(limit, search)
+
+    @app.get("/api/sessions/{session}/turns")
+    async def api_turns(session: str) -> dict[str, object]:
+        found = state.turns(session)
+        if found is None:
+            raise HTTPException(
+                404, f"the turns of session {session!r} are not remembered; /api/sessions lists those that are"
+            )
+        return found
+
+
+def _add_live(
+    app: FastAPI, state: StateView, events: Events, stopping: Callable[[], bool], clock: Callable[[], float]
+) -> None:
+    def newest(limit: int = KEPT) -> dict[str, object]:
+        return {"events": events.newest(limit)}
+
+    live = Live(state.state, state.history, newest, lambda: events.version, stopping, clock)
+
+    @app.get("/api/events")
+    async def api_events(limit: Annotated[int, Query(ge=1, le=KEPT)] = KEPT) -> dict[str, object]:
+        """Moves, failures, changes of state and reloads, the newest first."""
+        return newest(limit)
+
+    @app.get("/api/live")
+    async def api_live() -> Response:
+        """Server-sent events: `state` each second, `events` when there are new ones, `history` now and then."""
+        if stopping() or live.full:
+            why = "the router is stopping" if stopping() else "too many pages look already"
+            raise HTTPException(503, f"{why}; ask /api/state instead")
+        return StreamingResponse(live.stream(), media_type="text/event-stream")
+
+
+def _harden(app: FastAPI) -> None:
+    @app.middleware("http")
+    async def harden(request: Request, call_next):  # type: ignore[no-untyped-def]
+        headers, server = request.headers, request.scope.get("server") or ("", None)
+        refused = refusal(request.method, headers.getlist("host"), headers.get("origin"), str(server[0]))
+        response = JSONResponse({"detail": refused}, 403) if refused else await call_next(request)
+        response.headers["content-security-policy"] = _CSP
+        response.headers["x-content-type-options"] = "nosniff"
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+    @app.exception_handler(404)
+    @app.exception_handler(405)
+    async def explain(request: Request, error: HTTPException) -> JSONResponse:
+        """The framework's own errors only name their status: say what would be right instead."""
+        told, path, allowed = error.detail, request.url.path, (error.headers or {}).get("Allow", "")
+        if told == HTTPStatus(error.status_code).phrase:
+            told = (
+                f"{path} takes {allowed} and no other method" if allowed else f"{path} is not here; see /openapi.json"
+            )
+        return JSONResponse({"detail": told}, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def own_fault(request: Request, error: Exception) -> JSONResponse:
+        """The server logs the traceback."""
+        return JSONResponse({"detail": "the router failed at this request; its log says why"}, 500)
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse(request: Request, error: RequestValidationError) -> JSONResponse:
+        """One line; the input is not sent back, since not all that JSON can be read from can be written as JSON."""
+        told = [f"{'.'.join(map(str, fault['loc'][1:])) or 'the body'}: {fault['msg']}" for fault in error.errors()]
+        return JSONResponse({"detail": "; ".join(told)}, 422)
 
 
 def _add_drain(app: FastAPI, registry: Registry, clock: Callable[[], float], deadline: float) -> None:

@@ -1,0 +1,62 @@
+"""Sentences for people about what keeps conversations cold, or hides whether they are; each says what to do."""
+
+from collections.abc import Iterable
+
+from ..fleet.registry import BackendState
+from ..pins.store import Store
+from .counters import RequestCounters
+from .hit_rates import windowed
+from .truth_advice import Advice
+
+
+def advise(
+    backends: Iterable[BackendState],
+    counters: RequestCounters,
+    guards: Iterable[str],
+    reload_error: str | None,
+    store: Store | None,
+    now: float,
+) -> list[Advice]:
+    """What is broken, or hides what there is to see; `guards` are the sentences of the guards of the key sources."""
+    backends = list(backends)
+    sentences = (
+        *_of_router(store, reload_error),
+        *guards,
+        *_of_keys(counters),
+        *_of_counters(backends, now),
+        *_of_usage(counters),
+    )
+    return [Advice("bad", sentence) for sentence in sentences]
+
+
+def _of_router(store: Store | None, reload_error: str | None) -> Iterable[str]:
+    if store is not None and not store.up:
+        yield f"the shared store is not in use ({store.reason}): see that the router can reach it"
+    if reload_error:
+        yield f"the configuration of before is in force, since the new one cannot be: {reload_error}"
+
+
+def _of_keys(counters: RequestCounters) -> Iterable[str]:
+    for source in sorted({name for name, why in counters.refused_keys if why == "template"}):
+        yield f"{source} arrives as a placeholder that nobody filled in; correct its name in the client's settings"
+
+
+def _of_counters(backends: Iterable[BackendState], now: float) -> Iterable[str]:
+    for backend in sorted(backends, key=lambda b: b.name):
+        if backend.health.up and backend.scrape.at is not None and not backend.scrape.local.seen:
+            yield (
+                f"{backend.name} reports no prefix cache counters: is prefix caching off, or is it older than vLLM 0.8?"
+            )
+        longest = windowed(backend, "local", now)["1h"]
+        if longest.hits > longest.queries:
+            yield (
+                f"{backend.name} reports {longest.hits:,.0f} hits of {longest.queries:,.0f} queried tokens, which cannot be,"
+                " so no hit ratio is shown: do two servers answer behind its URL?"
+            )
+
+
+def _of_usage(counters: RequestCounters) -> Iterable[str]:
+    told = [r for r in counters.recent if r.usage.prompt is not None]
+    mute = {r.backend for r in told if r.usage.cached is None and r.backend}
+    for name in sorted(mute - {r.backend for r in told if r.usage.cached is not None}):
+        yield f"{name} does not say how much of a prompt was cached; start it with --enable-prompt-tokens-details"

@@ -1,0 +1,82 @@
+"""A client's body as it comes: whole, or its beginning and then the rest piece by piece."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from . import errors
+from .client import Receive
+from .errors import RouterError
+
+
+class BodyRefused(Exception):
+    """The body is too large, or will not come whole; nothing more of it is read. `error` is the answer."""
+
+    def __init__(self, error: RouterError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class BodySource(Protocol):
+    """The connection that a body comes from; `broken` says why the rest of it will not."""
+
+    broken: RouterError | None
+
+
+class ClientLeft(Exception):
+    """The client went away before its request was whole."""
+
+
+class Incoming:
+    """One request's body, read from its connection under a limit in bytes.
+
+    Every method raises BodyRefused (before reading, where too great a length is announced) or ClientLeft. `ended` tells
+    whether all of it was read, `read` how many bytes were.
+    """
+
+    def __init__(self, receive: Receive, named: Mapping[bytes, bytes], limit: int, connection: BodySource) -> None:
+        announced = named.get(b"content-length")
+        self.length = int(announced) if announced is not None and announced.isdigit() else None
+        self._receive = receive
+        self._limit = limit
+        self._connection = connection
+        self.read = 0
+        self.ended = False
+
+    def __repr__(self) -> str:
+        return f"<Incoming {self.read} of {self.length or 'unknown'} bytes{' ended' if self.ended else ''}>"
+
+    async def whole(self, begun: bytes = b"") -> bytes:
+        """All of the body; `begun` is what was read of it before."""
+        return await self.at_least(self._limit + 1, begun)
+
+    async def at_least(self, size: int, begun: bytes = b"") -> bytes:
+        """The beginning: this many bytes or some more, fewer only where the body ends."""
+        if self.length is not None and self.length > self._limit:
+            raise BodyRefused(errors.body_too_large(self._limit))
+        parts = [begun] if begun else []
+        while not self.ended and self.read < size:
+            if part := await self.next():
+                parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def next(self) -> bytes:
+        """The next piece; it may be empty, and is at the end."""
+        if self.ended:
+            return b""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        part: bytes = message.get("body", b"")
+        self.read += len(part)
+        if self.read > self._limit:
+            raise BodyRefused(errors.body_too_large(self._limit))
+        if not message.get("more_body", False):
+            self.ended = True
+        elif self._connection.broken is not None:
+            raise BodyRefused(self._connection.broken)
+        return part
+
+
+def is_form(named: Mapping[bytes, bytes]) -> bool:
+    """Whether the body is a form with files, of which nothing but some fields is for the router."""
+    return named.get(b"content-type", b"").lower().startswith(b"multipart/form-data")
