@@ -1,0 +1,83 @@
+"""What became of a turn's prompt tokens, and why: what was expected of the cache, against what it had."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+BLOCK = 16
+"""Tokens of a block of vLLM's cache where its metrics do not say."""
+
+
+class Outcome(StrEnum):
+    """What became of a prompt token. A closed set: it labels metrics. Every prompt token has exactly one."""
+
+    REUSED = "reused"  # its block was in the cache of the engine
+    RELOADED = "reloaded"  # its block came from the tier behind: host memory, or a store that servers share
+    NEW = "new"  # the turn's own text
+    FIRST_TURN = "first_turn"  # of a prompt that goes on from none that is known
+    MOVED = "moved"  # it is in the cache of another engine: the conversation was moved
+    EVICTED = "evicted"  # it was in this engine's cache, and is gone
+    PROMPT_CHANGED = "prompt_changed"  # the client sent another text where the conversation's last turn had one
+    BLOCK_ROUNDING = "block_rounding"  # the rest of a block that is not full
+    UNKNOWN = "unknown"  # the backend does not say how much was cached, or what came before is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What could have hit, in tokens of the new prompt, each part of the one before.
+
+    `known`: its beginning is the same as one that some engine has computed for this conversation. `here`: as one that this
+    engine has. `asked`: of those the tokens that were in the last prompt; beyond, they were generated. `replaced`: tokens that
+    would have been known had the client not changed its prompt.
+    """
+
+    known: int
+    here: int
+    asked: int
+    replaced: int = 0
+
+
+class Split(NamedTuple):
+    """A prompt's tokens by outcome, and whether those of PROMPT_CHANGED are of the last answer, sent back otherwise."""
+
+    tokens: dict[Outcome, int]
+    answer_changed: bool = False
+
+
+def split(
+    prompt: int, cached: int | None, expected: Expected | None, *, block: int = BLOCK, older: bool = False
+) -> Split:
+    """Put each of `prompt` tokens under an outcome; `cached` is what the backend says it had (None: it does not say).
+
+    `expected` is None for a prompt that goes on from none; `older` says that there was one that is not known. vLLM reuses
+    whole blocks, and computes a prompt's last token in any case.
+    """
+    if cached is None:
+        return Split({Outcome.UNKNOWN: prompt} if prompt else {})
+    cached = min(cached, prompt)
+    found = {Outcome.REUSED: cached}
+    left = prompt - cached
+    if expected is None:
+        found[Outcome.UNKNOWN if older else Outcome.FIRST_TURN] = left
+        return Split(_some(found))
+    known = min(expected.known, prompt)
+    reachable = min(known, prompt - 1) // block * block
+    here = min(expected.here, reachable) // block * block
+    found[Outcome.NEW] = new = max(0, min(left, prompt - known - expected.replaced))
+    left -= new
+    found[Outcome.PROMPT_CHANGED] = changed = max(0, min(left, prompt - known - new))
+    left -= changed
+    found[Outcome.BLOCK_ROUNDING] = rounding = max(0, min(left, known - reachable))
+    left -= rounding
+    found[Outcome.MOVED] = moved = max(0, min(left, reachable - max(here, cached // block * block)))
+    left -= moved
+    answer_changed = left > 0 and moved == 0 and cached >= expected.asked // block * block - block and cached > 0
+    if answer_changed:
+        found[Outcome.PROMPT_CHANGED] += left
+    else:
+        found[Outcome.EVICTED] = left
+    return Split(_some(found), answer_changed)
+
+
+def _some(found: dict[Outcome, int]) -> dict[Outcome, int]:
+    return {outcome: tokens for outcome, tokens in found.items() if tokens}

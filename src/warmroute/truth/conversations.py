@@ -1,0 +1,146 @@
+"""What is remembered of conversations to know what could hit: a sketch of the last prompt, and where it was computed."""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..core.drift import Cause, Drift
+from ..core.model import Session
+from ..core.sketch import Sketch
+from ..core.split import Expected, Outcome
+
+_MOST_PLACES = 4
+_MOST_TOOLS = 8
+MAY_COST_NOTHING = frozenset({Cause.CLAUDE_BILLING, Cause.LATE_SYSTEM})
+"""Changes that vLLM takes out of the prompt, or a chat template puts where they do no harm; the figures tell."""
+_MOST_TURNS = 24
+"""Turns of a conversation that can be looked at."""
+
+
+class Engine(NamedTuple):
+    """One cache: a backend, its data-parallel rank if it has several, and which process of those that it had in time."""
+
+    backend: str
+    rank: str | None
+    process: int
+
+
+@dataclass(slots=True)
+class Computed:
+    """A prompt and its answer that an engine has computed: bytes of the prompt's sketch, tokens, and the time of its end."""
+
+    engine: Engine
+    size: int
+    prompt: int
+    completion: int
+    at: float
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose blocks the engine had at its end: the last one of an answer is never computed."""
+        return self.prompt + max(0, self.completion - 1)
+
+    def tokens(self, size: int) -> int:
+        """Tokens of the prompt's first bytes."""
+        return self.prompt * min(size, self.size) // self.size if self.size else 0
+
+
+@dataclass(slots=True)
+class TurnTaken:
+    """One turn as people see it. Times are seconds of the router's clock; `outcomes` adds up to `prompt`."""
+
+    at: float
+    backend: str
+    decision: str
+    prompt: int
+    cached: int | None
+    idle: float | None
+    outcomes: dict[Outcome, int]
+    cause: str = ""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One conversation. `computed` has its last turn first, then those of other engines; `tools` are earlier ones."""
+
+    source: str
+    family: int
+    sketch: Sketch
+    computed: list[Computed] = field(default_factory=list)
+    went: str = ""
+    tools: set[int] = field(default_factory=set)
+    turns: deque[TurnTaken] = field(default_factory=lambda: deque(maxlen=_MOST_TURNS))
+
+    def expects(self, drift: Drift, engine: Engine) -> Expected | None:
+        """What could hit of a prompt that differs from the last one as `drift` says; None if no tokens are known yet."""
+        if not self.computed:
+            return None
+        last = self.computed[0]
+        if grows(drift):
+            known, asked, replaced = last.cached, last.prompt, 0
+        else:
+            known = asked = last.tokens(drift.same)
+            replaced = last.tokens(drift.same + drift.lost) - known
+        there = next((c for c in self.computed if c.engine[:2] == engine[:2]), None)
+        if there is None:
+            here = 0
+        elif grows(drift) or there.size <= drift.same:
+            here = there.cached
+        else:
+            here = there.tokens(drift.same)
+        return Expected(known, min(here, known), asked, replaced)
+
+    def last_on(self, engine: Engine) -> Computed | None:
+        """What was computed last on this backend and rank, be it by an earlier process."""
+        return next((c for c in self.computed if c.engine[:2] == engine[:2]), None)
+
+    def goes_on(self, sketch: Sketch, drift: Drift | None, turn: Computed) -> None:
+        """A turn was computed: it is the last one now, and what the prompt has left is not expected of any engine."""
+        if drift is not None and not grows(drift):
+            for other in self.computed:
+                if other.size > drift.same:
+                    other.prompt, other.completion, other.size = other.tokens(drift.same), 0, drift.same
+        others = [c for c in self.computed if c.engine[:2] != turn.engine[:2]]
+        self.computed = [turn, *others[: _MOST_PLACES - 1]]
+        if sketch.tools != self.sketch.tools and len(self.tools) < _MOST_TOOLS:
+            self.tools.add(self.sketch.tools)
+        self.sketch = sketch
+
+
+def grows(drift: Drift) -> bool:
+    """Whether the backend may find all of the last prompt in the new one."""
+    return drift.cause is None or drift.cause in MAY_COST_NOTHING
+
+
+class Conversations:
+    """Session key -> Conversation, the least recently used first; bounded."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: OrderedDict[bytes, Conversation] = OrderedDict()
+        self.evicted = 0
+
+    def __repr__(self) -> str:
+        return f"<Conversations {len(self)} held, {self.evicted} evicted>"
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: bytes) -> Conversation | None:
+        return self._held.get(key)
+
+    def take(self, session: Session, family: int, sketch: Sketch) -> Conversation:
+        """The conversation of a session, from now on the one used last."""
+        found = self._held.get(session.key)
+        if found is None:
+            found = self._held[session.key] = Conversation(session.source, family, sketch)
+            if len(self._held) > self._limit:
+                self._held.popitem(last=False)
+                self.evicted += 1
+        else:
+            self._held.move_to_end(session.key)
+        return found
+
+    def newest(self) -> Iterator[tuple[bytes, Conversation]]:
+        return reversed(self._held.items())

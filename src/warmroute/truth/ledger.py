@@ -1,0 +1,164 @@
+"""Accounts for every request's prompt tokens: looks at its prompt when it comes, and at what its backend had at its end."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..core.drift import Drift, drift
+from ..core.model import Session
+from ..core.sketch import Kind, Sketch, sketch
+from ..core.split import BLOCK, Outcome, split
+from ..core.usage import NO_USAGE, Usage
+from ..core.volatile import Lines
+from .conversations import MAY_COST_NOTHING, Computed, Conversation, Conversations, Engine, TurnTaken
+from .stability import Stability
+from .tally import Tally
+from .warmth import Warmth
+
+Parts = Sequence[tuple[Kind, bytes]]
+
+ANSWER = "answer"
+"""The cause of a change that only the backend's figures show: the last answer came back otherwise than it was made."""
+RESTART, GONE = "restart", "evicted"
+_MOST_MASKS = 4096
+"""System prompts and their parts whose masks are remembered, so that conversations which share them do not pay again."""
+_FAMILY = 120
+"""Bytes of a system prompt's JSON that tell applications apart, and seldom have a clock in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's prompt as it was looked at: held by the request until its end."""
+
+    session: Session | None = None
+    family: int = 0
+    sketch: Sketch | None = None
+    before: Conversation | None = None
+    drift: Drift | None = None
+    older: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Who answered a request, why it was there, what was said of its tokens; when it came and when it ended, in seconds."""
+
+    backend: str
+    rank: str | None
+    decision: str
+    usage: Usage
+    began: float
+    ended: float
+
+
+NO_PROMPT = Prompt()
+
+
+@dataclass(slots=True)
+class Ledger:
+    """`look` is called when a request comes, `settle` once at its end."""
+
+    conversations: Conversations
+    move_cause: Callable[[str, str], str]
+    process_of: Callable[[str], int]
+    block_of: Callable[[str], int] = lambda _: BLOCK
+    tally: Tally = field(default_factory=Tally)
+    stability: Stability = field(default_factory=Stability)
+    warmth: dict[str, Warmth] = field(default_factory=dict)
+    masks: dict[int, Lines | int] = field(default_factory=dict)
+
+    def look(self, session: Session, parts: Parts, came_from: bytes | None, *, older: bool) -> Prompt:
+        """Compare a prompt with the one that it goes on from; the text is not kept.
+
+        `came_from` is the session whose history a new session goes on with; `older` tells that the session is not new.
+        """
+        now = sketch(parts)
+        before = self.conversations.get(session.key)
+        if before is None and came_from is not None:
+            before = self.conversations.get(came_from)
+        if before is None:
+            self._mask(now, parts)
+            return Prompt(session, _family(parts), now, older=older)
+        found = drift(before.sketch, now, before.tools)
+        if found.cause is None:
+            now.masks = before.sketch.masks
+        else:
+            self._mask(now, parts)
+            found = drift(before.sketch, now, before.tools)
+        return Prompt(session, before.family, now, before, found)
+
+    def _mask(self, now: Sketch, parts: Parts) -> None:
+        if len(self.masks) > _MOST_MASKS:
+            self.masks.clear()
+        now.mask(parts, self.masks)
+
+    def settle(self, prompt: Prompt, answered: Answered) -> None:
+        """Account for a request that a backend has answered."""
+        before, drifted = prompt.before, prompt.drift
+        usage = answered.usage if answered.usage.prompt is not None else _estimated(prompt)
+        if usage.prompt is None:
+            return
+        engine = Engine(answered.backend, answered.rank, self.process_of(answered.backend))
+        block = self.block_of(answered.backend)
+        expected = before.expects(drifted, engine) if before is not None and drifted is not None else None
+        tokens, answer_changed = split(usage.prompt, usage.cached, expected, block=block, older=prompt.older)
+        there = before.last_on(engine) if before is not None else None
+        if drifted is not None and drifted.cause in MAY_COST_NOTHING and there is not None and there.engine == engine:
+            _blame_the_prompt(tokens)
+        causes = self._causes(prompt, there, engine, answered.decision, answer_changed)
+        idle = None if there is None else max(0.0, answered.began - there.at)
+        taken = TurnTaken(answered.ended, answered.backend, answered.decision, usage.prompt, usage.cached, idle, tokens)
+        taken.cause = next((causes[o] for o in sorted(tokens, key=lambda o: -tokens[o]) if o in causes), "")
+        self.tally.add(taken, causes)
+        if prompt.session is None or prompt.sketch is None:
+            return
+        if before is not None and drifted is not None:
+            lost = tokens.get(Outcome.PROMPT_CHANGED, 0)
+            self.stability.turn(before.source, before.family, drifted, lost)
+            if there is not None and there.engine == engine and drifted.cause is None and not answer_changed:
+                self._warmth(there, idle or 0.0, usage, block)
+        known = self.conversations.take(prompt.session, prompt.family, prompt.sketch)
+        known.went = causes.get(Outcome.MOVED, known.went)
+        computed = Computed(engine, prompt.sketch.size, usage.prompt, usage.completion or 0, answered.ended)
+        known.goes_on(prompt.sketch, drifted, computed)
+        known.turns.append(taken)
+
+    def _warmth(self, there: Computed, idle: float, usage: Usage, block: int) -> None:
+        """A conversation that only grew has come back to its engine."""
+        could = min(there.cached, (usage.prompt or 1) - 1) // block * block
+        if could and usage.cached is not None:
+            self.warmth.setdefault(there.engine.backend, Warmth()).observe(idle, could, usage.cached)
+
+    def _causes(
+        self, prompt: Prompt, there: Computed | None, engine: Engine, decision: str, answer_changed: bool
+    ) -> dict[Outcome, str]:
+        """Why tokens of each outcome were missed."""
+        before = prompt.before
+        causes = {Outcome.EVICTED: RESTART if there is not None and there.engine != engine else GONE}
+        if before is not None and before.computed and before.computed[0].engine[:2] != engine[:2]:
+            causes[Outcome.MOVED] = self.move_cause(decision, before.computed[0].engine.backend)
+        elif before is not None:
+            causes[Outcome.MOVED] = before.went or "unknown"
+        if answer_changed:
+            causes[Outcome.PROMPT_CHANGED] = ANSWER
+        elif prompt.drift is not None and prompt.drift.cause is not None:
+            causes[Outcome.PROMPT_CHANGED] = prompt.drift.cause
+        return causes
+
+
+def _estimated(prompt: Prompt) -> Usage:
+    """The length of a prompt whose backend did not come to say it, by that of the one before."""
+    if prompt.before is None or prompt.sketch is None or not prompt.before.computed:
+        return NO_USAGE
+    last = prompt.before.computed[0]
+    return Usage(prompt=last.prompt * prompt.sketch.size // last.size) if last.size else NO_USAGE
+
+
+def _blame_the_prompt(tokens: dict[Outcome, int]) -> None:
+    """What would count as evicted is the fault of a change that could have cost nothing, and did."""
+    gone = tokens.pop(Outcome.EVICTED, 0)
+    if gone:
+        tokens[Outcome.PROMPT_CHANGED] = tokens.get(Outcome.PROMPT_CHANGED, 0) + gone
+
+
+def _family(parts: Parts) -> int:
+    """A digest of the system prompt's first words: what prompts of one application have in common."""
+    return next((hash(data[:_FAMILY]) for kind, data in parts if kind is Kind.SYSTEM), 0)

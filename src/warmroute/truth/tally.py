@@ -1,0 +1,97 @@
+"""Prompt tokens by outcome: for each backend since the start, and for the fleet by steps of time."""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..core.split import Outcome
+from .conversations import TurnTaken
+
+STEP = 30.0
+"""Seconds of a step of the history."""
+_STEPS = 120
+_WAITING = 256
+"""Turns of a backend that may wait for the word whether their tokens were reloaded."""
+
+
+@dataclass(slots=True)
+class _Reloads:
+    """Tokens that one backend's tier behind has given, and the turns that they may belong to."""
+
+    last: float | None = None
+    owed: int = 0
+    turns: deque[TurnTaken] = field(default_factory=lambda: deque(maxlen=_WAITING))
+
+
+class Tally:
+    """Adds up what turns say. `missed` has the cause of each token that could have been in a cache and was not."""
+
+    def __init__(self) -> None:
+        self.tokens: Counter[tuple[str, Outcome]] = Counter()
+        self.missed: Counter[tuple[str, Outcome, str]] = Counter()
+        self.steps: deque[tuple[int, Counter[Outcome]]] = deque(maxlen=_STEPS)
+        self._reloads: dict[str, _Reloads] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tally {sum(self.tokens.values())} prompt tokens>"
+
+    def add(self, turn: TurnTaken, causes: Mapping[Outcome, str]) -> None:
+        """Count one turn."""
+        step = self._step(turn.at)
+        for outcome, tokens in turn.outcomes.items():
+            self.tokens[turn.backend, outcome] += tokens
+            step[outcome] += tokens
+            if outcome in causes:
+                self.missed[turn.backend, outcome, causes[outcome]] += tokens
+        if turn.outcomes.get(Outcome.REUSED) and turn.backend in self._reloads:
+            self._reloads[turn.backend].turns.append(turn)
+
+    def reloaded(self, backend: str, total: float) -> None:
+        """Take the count of tokens that the backend's tier behind has given since its start.
+
+        vLLM tells a turn only how many tokens were cached, wherever. What came from behind since the last count is put to the
+        turns since then, those first that were elsewhere or idle for longest.
+        """
+        known = self._reloads.setdefault(backend, _Reloads())
+        if known.last is not None:
+            known.owed += int(total - known.last if total >= known.last else total)
+        known.last = total
+        for turn in sorted(known.turns, key=_may_be_behind, reverse=True):
+            moved = min(known.owed, turn.outcomes.get(Outcome.REUSED, 0))
+            if not moved:
+                continue
+            known.owed -= moved
+            step = self._step(turn.at)
+            for outcome, tokens in ((Outcome.REUSED, -moved), (Outcome.RELOADED, moved)):
+                turn.outcomes[outcome] = turn.outcomes.get(outcome, 0) + tokens
+                self.tokens[backend, outcome] += tokens
+                step[outcome] += tokens
+            if not turn.outcomes[Outcome.REUSED]:
+                del turn.outcomes[Outcome.REUSED]
+        known.turns.clear()
+
+    def totals(self, backend: str | None = None) -> Counter[Outcome]:
+        """Tokens by outcome, of one backend or of all."""
+        found: Counter[Outcome] = Counter()
+        for (name, outcome), tokens in self.tokens.items():
+            if backend is None or name == backend:
+                found[outcome] += tokens
+        return found
+
+    def _step(self, at: float) -> Counter[Outcome]:
+        index = int(at // STEP)
+        for known, counts in reversed(self.steps):
+            if known == index:
+                return counts
+            if known < index:
+                break
+        else:
+            if self.steps:  # older than all that is kept
+                return Counter()
+        counts = Counter()
+        self.steps.append((index, counts))
+        return counts
+
+
+def _may_be_behind(turn: TurnTaken) -> tuple[bool, float]:
+    return turn.idle is None, turn.idle or 0.0
