@@ -18,13 +18,13 @@ test: $(STAMP)
 	$(BIN)/pytest
 
 lint: $(STAMP)
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests config
+	$(BIN)/ruff check src tests config
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests config
+	$(BIN)/ruff check --fix src tests config
 
 test-vllm: $(STAMP) vllm
 	VLLM_DIR=$(VLLM_DIR) $(BIN)/pytest tests/vllm

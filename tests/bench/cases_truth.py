@@ -7,15 +7,20 @@ from functools import partial
 from warmroute.core.drift import Cause, Drift, drift
 from warmroute.core.identity import DEFAULT_SOURCES
 from warmroute.core.messages import Shape
+from warmroute.core.model import Session
 from warmroute.core.sketch import Kind, Sketch, sketch
+from warmroute.core.usage import Usage
 from warmroute.core.volatile import Lines
 from warmroute.proxy.parts import Part, parts_of
 from warmroute.proxy.request import reader_for
+from warmroute.truth.conversations import Conversations
+from warmroute.truth.ledger import Answered, Ledger
 
 from .cases_recognition import conversation
 from .timing import Row, Scale, micros, millis
 
 _READER = reader_for(DEFAULT_SOURCES)
+_SESSION = Session(b"s" * 16, "x-session-id")
 
 
 def parts(body: bytes) -> list[Part]:
@@ -37,6 +42,24 @@ def clocked(body: bytes, clock: str) -> list[Part]:
 
 def compared(before: Sketch, now: list[Part]) -> Callable[[], Drift]:
     return lambda: drift(before, sketch(fresh(now)))
+
+
+def account_rows(scale: Scale) -> Iterator[Row]:
+    """All that the account adds to a request: its prompt is cut, sketched and compared, its tokens are split at the end."""
+    for name, body in (
+        ("2 KB", conversation(2 << 10)),
+        ("8 KB", conversation(8 << 10)),
+        ("200 KB", conversation(200 << 10)),
+    ):
+        ledger = Ledger(Conversations(1000), move_cause=lambda decision, left: "failover", process_of=lambda name: 0)
+        tokens = len(body) // 4
+        answered = Answered("a", None, "pin_hit", Usage(tokens, tokens - 20, 50), 0.0, 1.0)
+
+        def account(ledger: Ledger = ledger, body: bytes = body, answered: Answered = answered) -> None:
+            ledger.settle(ledger.look(_SESSION, parts(body), None, older=False), answered)
+
+        account()
+        yield micros(f"request: the account of its tokens, {name}", account, scale)
 
 
 def prompt_rows(scale: Scale) -> Iterator[Row]:

@@ -28,6 +28,7 @@ GROUPS: Mapping[str, Callable[[Scale], Iterator[Row]]] = {
     "ring": cases_core.ring_rows,
     "recognise": cases_recognition.recognition_rows,
     "answer": cases_recognition.answer_rows,
+    "account": cases_truth.account_rows,
     "prompts": cases_truth.prompt_rows,
     "remembered": cases_recognition.memory_rows,
     "relay": cases_core.relay_rows,

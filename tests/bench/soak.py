@@ -40,6 +40,11 @@ _IN_FLIGHT = 12
 """Requests that a backend may have: so few that some must wait in the queue, and are left there too."""
 _QUEUE_TIMEOUT_S = 5.0
 """Less than a client's patience: a request that is forgotten in the queue is refused, which no fault explains."""
+_CONFIG = f"""queue: {{in_flight: {_IN_FLIGHT}, timeout: {_QUEUE_TIMEOUT_S:g}}}
+affinity: {{idle_expiry: 50s, unproven_expiry: 50s}}
+truth: {{max_conversations: 500}}
+"""
+"""What is remembered of conversations is forgotten within the warm-up: what grows after that is lost."""
 _WARM_UP_S = 120.0
 _LEAST_JUDGED_S = 300.0
 """Seconds after warm-up that a judgement of the memory's slope needs: in less, one burst of requests outweighs the limit."""
@@ -220,7 +225,7 @@ def measure(args: argparse.Namespace, scratch: Path, cpus: Cpus) -> Run:
             backends.append(json.loads(line)["port"])
         port, admin = free_port(), free_port()
         config, log = scratch / "router.yaml", scratch / "router.log"
-        config.write_text(f"queue: {{in_flight: {_IN_FLIGHT}, timeout: {_QUEUE_TIMEOUT_S:g}}}\n")
+        config.write_text(_CONFIG)
         words = ["serve", *(f"http://127.0.0.1:{b}" for b in backends), "--config", str(config)]
         words += ["--port", str(port), "--admin-port", str(admin)]
         router = stack.enter_context(running([sys.executable, "-m", "warmroute", *words], cpus.router, log))

@@ -70,6 +70,12 @@ def test_headers_of_one_connection_and_our_own_are_not_sent_on(name: bytes) -> N
     assert sent([(name, b"1"), (b"x-kept", b"1")]) == [b"x-kept: 1"]
 
 
+def test_a_header_of_ours_takes_the_place_of_the_clients() -> None:
+    given = [(b"x-session-id", b"theirs"), (b"a", b"1"), (b"x-session-id", b"again")]
+    assert sent(given, extra=[(b"x-session-id", b"ours")]) == [b"a: 1", b"x-session-id: ours"]
+    assert sent(given, extra=[(b"b", b"2")]) == [b"x-session-id: theirs", b"a: 1", b"x-session-id: again", b"b: 2"]
+
+
 def test_headers_named_in_connection_are_not_sent_on() -> None:
     headers = [(b"connection", b"close, X-Hop ,x-other"), (b"x-hop", b"s"), (b"x-other", b"s"), (b"x-kept", b"1")]
     assert sent(headers) == [b"x-kept: 1"]

@@ -69,6 +69,7 @@ def choose(
     exclude: Collection[str] = (),
     bounds: Bounds | None = None,
     wishes: Wishes = NO_WISHES,
+    cold: bool = False,
 ) -> Decision:
     return decide(
         of,
@@ -79,6 +80,7 @@ def choose(
         exclude=exclude,
         bounds=bounds or Bounds(),
         wishes=wishes,
+        cold=cold,
     )
 
 
@@ -774,3 +776,55 @@ def test_a_backend_whose_models_are_not_known_serves_only_where_no_other_is_know
     assert {choose(fleet(unknown, known, other), session(n), model="m").backend for n in range(20)} == {"b"}
     assert {choose(fleet(unknown, other), session(n), model="m").backend for n in range(20)} == {"a"}
     assert {choose(fleet(unknown, known), session(n)).backend for n in range(40)} == {"a", "b"}
+
+
+# Sessions of which nothing is left
+
+
+def test_a_cold_session_leaves_a_backend_that_is_busier_than_its_share() -> None:
+    busy = fleet(Backend("a", in_flight=9), Backend("b", in_flight=1), Backend("c", in_flight=2))
+    found = choose(busy, session(), Pin("a"), cold=True)
+    assert (found.reason, found.change) == (Reason.PIN_COLD, PinChange.MOVE)
+    assert found.backend in ("b", "c")
+    assert choose(busy, session(), Pin("a")).reason is Reason.PIN_HIT
+
+
+@pytest.mark.parametrize("in_flight", [(3, 0, 0), (9, 9, 9), (10, 9, 9)])
+def test_it_stays_where_a_move_gains_nothing(in_flight: tuple[int, int, int]) -> None:
+    backends = [Backend(name, in_flight=n) for name, n in zip("abc", in_flight, strict=True)]
+    found = choose(fleet(*backends), session(), Pin("a"), cold=True)
+    assert found == Decision(Reason.PIN_HIT, "a", None, PinChange.KEEP)
+
+
+@pytest.mark.parametrize(
+    "pinned",
+    [Backend("a", accepts_new=False, leaving=True), Backend("a", accepts_new=False), Backend("a", in_flight=20)],
+    ids=["draining", "stalled", "full"],
+)
+def test_it_does_not_wait_where_others_would_not_go(pinned: Backend) -> None:
+    found = choose(fleet(pinned, Backend("b")), session(), Pin("a"), bounds=Bounds(full=20), cold=True)
+    assert (found.reason, found.backend) == (Reason.PIN_COLD, "b")
+
+
+@pytest.mark.parametrize(
+    "others", [[], [Backend("b", available=False)], [Backend("b", accepts_new=False)], [Backend("b", in_flight=20)]]
+)
+def test_it_stays_where_there_is_nowhere_else_to_go(others: list[Backend]) -> None:
+    of = fleet(Backend("a", in_flight=15), *others)
+    assert choose(of, session(), Pin("a"), bounds=Bounds(full=20), cold=True).reason is Reason.PIN_HIT
+
+
+def test_it_stays_where_sessions_are_not_to_move() -> None:
+    of = fleet(Backend("a", in_flight=9), Backend("b"))
+    assert choose(of, session(), Pin("a"), bounds=Bounds(strict=True), cold=True).reason is Reason.PIN_HIT
+
+
+def test_an_owner_is_asked_whatever_is_left() -> None:
+    of = fleet(Backend("a", in_flight=9), Backend("b"))
+    assert choose(of, session(), Pin("a"), wishes=Wishes(owner="a"), cold=True).backend == "a"
+
+
+def test_a_backend_of_twice_the_weight_is_left_at_twice_the_load() -> None:
+    for in_flight, reason in ((9, Reason.PIN_HIT), (30, Reason.PIN_COLD)):
+        of = fleet(Backend("a", weight=2, in_flight=in_flight), Backend("b", in_flight=5))
+        assert choose(of, session(), Pin("a"), cold=True).reason is reason

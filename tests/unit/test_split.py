@@ -59,6 +59,25 @@ def test_what_was_here_and_is_gone_was_evicted() -> None:
     assert split(400, 160, GREW).tokens == {REUSED: 160, NEW: 70, ROUNDING: 10, EVICTED: 160}
 
 
+def test_what_the_engine_tells_to_have_dropped_was_evicted_and_nothing_else() -> None:
+    """By the figures alone, 304 of 320 tokens that were here say that the last answer came back otherwise."""
+    rest = {REUSED: 304, NEW: 70, ROUNDING: 10}
+    assert split(400, 304, GREW).tokens == {**rest, CHANGED: 16}
+    assert split(400, 304, GREW, gone=0).tokens == {**rest, CHANGED: 16}
+    assert split(400, 304, GREW, gone=16).tokens == {**rest, EVICTED: 16}
+    assert not split(400, 304, GREW, gone=16).answer_changed
+
+
+def test_what_is_missing_though_the_engine_has_it_is_not_put_down_to_eviction() -> None:
+    assert split(400, 0, GREW, gone=0).tokens == {NEW: 70, ROUNDING: 10, UNKNOWN: 320}
+    assert split(400, 0, GREW, gone=160).tokens == {NEW: 70, ROUNDING: 10, EVICTED: 160, UNKNOWN: 160}
+
+
+def test_the_last_blocks_of_what_was_dropped_may_be_estimated() -> None:
+    assert split(400, 0, GREW, gone=288).tokens == {NEW: 70, ROUNDING: 10, EVICTED: 320}
+    assert split(400, 0, GREW, gone=2000).tokens == {NEW: 70, ROUNDING: 10, EVICTED: 320}
+
+
 def test_hits_that_end_with_the_last_prompt_say_that_the_answer_came_back_otherwise() -> None:
     told = split(400, 288, GREW)
     assert told.tokens == {REUSED: 288, NEW: 70, ROUNDING: 10, CHANGED: 32}
@@ -83,9 +102,17 @@ def test_other_blocks() -> None:
 tokens = st.integers(0, 5000)
 
 
-@given(tokens, st.none() | tokens, st.none() | st.builds(Expected, tokens, tokens, tokens, tokens), st.integers(1, 600))
-def test_every_token_has_one_outcome(prompt: int, cached: int | None, expected: Expected | None, block: int) -> None:
-    found = split(prompt, cached, expected, block=block).tokens
+@given(
+    tokens,
+    st.none() | tokens,
+    st.none() | st.builds(Expected, tokens, tokens, tokens, tokens),
+    st.integers(1, 600),
+    st.none() | tokens,
+)
+def test_every_token_has_one_outcome(
+    prompt: int, cached: int | None, expected: Expected | None, block: int, gone: int | None
+) -> None:
+    found = split(prompt, cached, expected, block=block, gone=gone).tokens
     assert sum(found.values()) == prompt
     assert all(count > 0 for count in found.values())
     if cached is not None:

@@ -1,8 +1,12 @@
 """Takes the event that tells a stream's usage out of it, on the way to a client that did not ask for it."""
 
-_FINISHED = b'"finish_reason":"'
-_NO_CHOICES = b'"choices":[]'
-_USAGE = b'"usage":{'
+import re
+
+_REASON = b'"finish_reason":'
+_NO_REASON = (b"nu", b" n")
+"""How `null` begins; vLLM writes no spaces, servers that do are asked too."""
+_REACH = len(_REASON) + 2
+_USAGE_ALONE = re.compile(rb'(?=.*"choices": ?\[\]).*"usage": ?\{', re.DOTALL)
 _BLANK = (b"\r\n\r\n", b"\n\n")
 _LONGEST_EVENT = 1 << 20
 
@@ -27,16 +31,15 @@ class UsageFilter:
     def take(self, data: bytes) -> bytes:
         """Take bytes of the stream; returns what the client gets."""
         if not self._ending:
-            # The mark may be cut in two, as everything may.
-            self._ending = _FINISHED in data or _FINISHED in self._last + data[: len(_FINISHED)]
-            self._last = data[-len(_FINISHED) :]
+            self._ending = _gives_reason(data) or (bool(self._last) and _gives_reason(self._last + data[:_REACH]))
+            self._last = b"" if data.endswith(b"\n\n") else (self._last + data)[-_REACH:]
             if not self._ending:
                 return data
         data = self._held + data
         blank = _BLANK[0] if _BLANK[0] in data else _BLANK[1]
         *events, self._held = data.split(blank)
         if len(self._held) > _LONGEST_EVENT:
-            events, self._held = [data], b""
+            self._held = b""
             return data
         return b"".join([event + blank for event in events if not self._hidden(event)])
 
@@ -46,7 +49,13 @@ class UsageFilter:
         return b"" if self._hidden(held) else held
 
     def _hidden(self, event: bytes) -> bool:
-        if _NO_CHOICES not in event or _USAGE not in event:
+        if not _USAGE_ALONE.match(event):
             return False
         self.usage = event
         return True
+
+
+def _gives_reason(data: bytes) -> bool:
+    """Whether the last reason in these bytes is one; an answer that has ended gives no more of them."""
+    at = data.rfind(_REASON)
+    return at >= 0 and len(data) >= at + _REACH and data[at + _REACH - 2 : at + _REACH] not in _NO_REASON

@@ -17,7 +17,7 @@ def truth(ledger: Ledger) -> Iterator[Metric]:
     )
     backends = sorted({backend for backend, _ in ledger.tally.tokens})
     for backend in backends:
-        totals = ledger.tally.totals(backend)
+        totals = ledger.tally.settled(backend)
         for outcome in Outcome:
             tokens.add_metric([backend, outcome], totals[outcome])
     yield tokens

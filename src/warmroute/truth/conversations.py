@@ -12,6 +12,8 @@ from ..core.split import Expected, Outcome
 
 _MOST_PLACES = 4
 _MOST_TOOLS = 8
+_MOST_WITH_TURNS = 1000
+"""Conversations whose turns can be looked at: a turn takes half a kilobyte, and people look at what happens now."""
 MAY_COST_NOTHING = frozenset({Cause.CLAUDE_BILLING, Cause.LATE_SYSTEM})
 """Changes that vLLM takes out of the prompt, or a chat template puts where they do no harm; the figures tell."""
 _MOST_TURNS = 24
@@ -114,11 +116,12 @@ def grows(drift: Drift) -> bool:
 
 
 class Conversations:
-    """Session key -> Conversation, the least recently used first; bounded."""
+    """Session key -> Conversation, the least recently used first; bounded. Those used last keep their turns, others one."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held: OrderedDict[bytes, Conversation] = OrderedDict()
+        self._with_turns: OrderedDict[bytes, Conversation] = OrderedDict()
         self.evicted = 0
 
     def __repr__(self) -> str:
@@ -140,7 +143,16 @@ class Conversations:
                 self.evicted += 1
         else:
             self._held.move_to_end(session.key)
+        self._keep_turns(session.key, found)
         return found
+
+    def _keep_turns(self, key: bytes, conversation: Conversation) -> None:
+        self._with_turns[key] = conversation
+        self._with_turns.move_to_end(key)
+        if len(self._with_turns) > _MOST_WITH_TURNS:
+            _, longest_idle = self._with_turns.popitem(last=False)
+            while len(longest_idle.turns) > 1:
+                longest_idle.turns.popleft()
 
     def newest(self) -> Iterator[tuple[bytes, Conversation]]:
         return reversed(self._held.items())

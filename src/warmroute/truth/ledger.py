@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..core.drift import Drift, drift
-from ..core.model import Session
+from ..core.model import Reason, Session
+from ..core.residency import Held
 from ..core.sketch import Kind, Sketch, sketch
 from ..core.split import BLOCK, Outcome, split
 from ..core.usage import NO_USAGE, Usage
@@ -39,7 +40,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Who answered a request, why it was there, what was said of its tokens; when it came and when it ended, in seconds."""
+    """Who answered a request, why it was there, what was said of its tokens; when it came and when it ended, in seconds.
+
+    `held` is what the engine is known to have had of the session when the request came.
+    """
 
     backend: str
     rank: str | None
@@ -47,6 +51,7 @@ class Answered:
     usage: Usage
     began: float
     ended: float
+    held: Held | None = None
 
 
 NO_PROMPT = Prompt()
@@ -54,12 +59,16 @@ NO_PROMPT = Prompt()
 
 @dataclass(slots=True)
 class Ledger:
-    """`look` is called when a request comes, `settle` once at its end."""
+    """`look` is called when a request comes, `settle` once at its end.
+
+    `evicted` tells how many of a session's tokens an engine has dropped since it computed them, None where it does not say.
+    """
 
     conversations: Conversations
     move_cause: Callable[[str, str], str]
     process_of: Callable[[str], int]
     block_of: Callable[[str], int] = lambda _: BLOCK
+    evicted: Callable[[bytes, str, str | None, Held | None], int | None] = lambda *_: None
     tally: Tally = field(default_factory=Tally)
     stability: Stability = field(default_factory=Stability)
     warmth: dict[str, Warmth] = field(default_factory=dict)
@@ -99,7 +108,10 @@ class Ledger:
         engine = Engine(answered.backend, answered.rank, self.process_of(answered.backend))
         block = self.block_of(answered.backend)
         expected = before.expects(drifted, engine) if before is not None and drifted is not None else None
-        tokens, answer_changed = split(usage.prompt, usage.cached, expected, block=block, older=prompt.older)
+        gone = self.evicted(prompt.session.key, *engine[:2], answered.held) if prompt.session is not None else None
+        tokens, answer_changed = split(usage.prompt, usage.cached, expected, block=block, older=prompt.older, gone=gone)
+        if answered.decision == Reason.PIN_COLD and Outcome.MOVED in tokens:  # it moved since they had gone
+            tokens[Outcome.EVICTED] = tokens.get(Outcome.EVICTED, 0) + tokens.pop(Outcome.MOVED)
         there = before.last_on(engine) if before is not None else None
         if drifted is not None and drifted.cause in MAY_COST_NOTHING and there is not None and there.engine == engine:
             _blame_the_prompt(tokens)
@@ -125,7 +137,10 @@ class Ledger:
         """A conversation that only grew has come back to its engine."""
         could = min(there.cached, (usage.prompt or 1) - 1) // block * block
         if could and usage.cached is not None:
-            self.warmth.setdefault(there.engine.backend, Warmth()).observe(idle, could, usage.cached)
+            known = self.warmth.get(there.engine.backend)
+            if known is None:
+                known = self.warmth[there.engine.backend] = Warmth()
+            known.observe(idle, could, usage.cached)
 
     def _causes(
         self, prompt: Prompt, there: Computed | None, engine: Engine, decision: str, answer_changed: bool

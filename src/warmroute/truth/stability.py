@@ -41,7 +41,10 @@ class Stability:
                 self.families.popitem(last=False)
         else:
             self.families.move_to_end((source, family))
-        for counts in (known, self._sources.setdefault(source, Family())):
+        whole = self._sources.get(source)
+        if whole is None:
+            whole = self._sources[source] = Family()
+        for counts in (known, whole):
             counts.turns += 1
             if drift.cause is not None:
                 counts.changes[drift.cause] += 1

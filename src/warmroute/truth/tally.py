@@ -78,6 +78,13 @@ class Tally:
                 found[outcome] += tokens
         return found
 
+    def settled(self, backend: str) -> Counter[Outcome]:
+        """The totals of a backend that only grow: without what may yet turn out to be reloaded and not reused."""
+        found = self.totals(backend)
+        if backend in self._reloads:
+            found[Outcome.REUSED] -= sum(t.outcomes.get(Outcome.REUSED, 0) for t in self._reloads[backend].turns)
+        return found
+
     def _step(self, at: float) -> Counter[Outcome]:
         index = int(at // STEP)
         for known, counts in reversed(self.steps):

@@ -1,0 +1,1 @@
+"""Makes Grafana's dashboards: `python -m config.grafana.source` writes them anew, with `--check` it only compares."""

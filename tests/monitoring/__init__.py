@@ -1,0 +1,1 @@
+"""The Grafana and Prometheus files that are shipped: valid, true to /metrics, and tried on a real Prometheus."""

@@ -1,0 +1,246 @@
+"""A real Prometheus reads a running demo; every query, rule and alert is asked of it."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from ..integration.scripted import free_port
+from .files import (
+    DASHBOARDS,
+    PROMETHEUS,
+    RULES,
+    Asked,
+    Rule,
+    filled_in,
+    needs_prometheus,
+    queries,
+    read_json,
+    read_yaml,
+    rules,
+    selectors,
+)
+
+pytestmark = needs_prometheus
+
+NOTHING_FAILS = "no server of the demo fails"
+ONE_ROUTER = "the demo's router shares its conversations with no other"
+NO_TIER = "the simulated servers have no tier behind their caches"
+PATIENT = "the demo's clients keep nobody waiting"
+NOT_THERE = {
+    "warmroute_retries_total": NOTHING_FAILS,
+    'warmroute_requests_total{job=~".*",instance=~".*",backend=~".*",backend!="",code=~"5.."}': NOTHING_FAILS,
+    "warmroute_store_up": ONE_ROUTER,
+    "warmroute_store_errors_total": ONE_ROUTER,
+    "warmroute_store_dropped_total": ONE_ROUTER,
+    "warmroute_store_ignored_total": ONE_ROUTER,
+    "warmroute_store_adopted_total": ONE_ROUTER,
+    "warmroute_backend_external_prefix_cache_hit_ratio": NO_TIER,
+    "warmroute_client_timeouts_total": PATIENT,
+}
+"""Selectors, or metrics as a whole, of which a healthy demo has no series, and why."""
+
+
+def excused(expr: str) -> bool:
+    """Whether a query may be empty since the demo has nothing to fill it with."""
+    return any(selector in NOT_THERE or selector.partition("{")[0] in NOT_THERE for selector in selectors(expr))
+
+
+@dataclass(frozen=True)
+class Running:
+    """A Prometheus that reads a demo, and the demo's two addresses."""
+
+    http: httpx.Client
+    data: str
+    admin: str
+
+    def get(self, path: str, **parameters: str | list[str]) -> Any:
+        """Ask Prometheus; fails with its words if it says that this cannot be answered."""
+        answer = self.http.get(f"/api/v1/{path}", params=parameters).json()
+        assert answer["status"] == "success", answer
+        assert not answer.get("warnings"), answer
+        return answer["data"]
+
+    def values(self, expr: str, *, instant: bool = True) -> list[float]:
+        """The numbers of a query, of now or of the last minute; what is no number counts as nothing."""
+        if instant:
+            found = [series["value"][1] for series in self.get("query", query=expr)["result"]]
+        else:
+            end = time.time()
+            data = self.get("query_range", query=expr, start=str(end - 60), end=str(end), step="5")
+            found = [value for series in data["result"] for _, value in series["values"]]
+        return [float(value) for value in found if value != "NaN"]
+
+
+@contextmanager
+def process(words: list[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that is gone when the block ends; what it says is in the log."""
+    with log.open("w") as out, subprocess.Popen(words, stdout=out, stderr=out, text=True, **options) as started:
+        try:
+            yield started
+        finally:
+            started.terminate()
+            try:
+                started.wait(10)
+            except subprocess.TimeoutExpired:
+                started.kill()
+
+
+def wait_for(true: Callable[[], object], what: str, within: float = 60.0) -> Any:
+    """The first value that counts; fails loudly when it does not come."""
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        try:
+            if found := true():
+                return found
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    pytest.fail(f"after {within:g} s: {what}")
+
+
+def configured(folder: Path, admin: str) -> Path:
+    """The shipped configuration and rules, quickened, of this router."""
+    config, quick = read_yaml(PROMETHEUS), read_yaml(RULES)
+    (job,) = config["scrape_configs"]
+    job |= {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    job["static_configs"][0]["targets"] = [admin.removeprefix("http://")]
+    for group in quick["groups"]:
+        group["interval"] = "1s"
+    (folder / RULES.name).write_text(yaml.safe_dump(quick))
+    file = folder / PROMETHEUS.name
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    demo = [sys.executable, "-m", "warmroute", "demo", "--users", "6", "--backends", "2", "--duration", "300"]
+    with ExitStack() as stack:
+        log = folder / "demo.log"
+        stack.enter_context(process(demo, log))
+        found = wait_for(lambda: re.findall(r"http://[\d.]+:\d+", log.read_text()), "the demo tells its addresses")
+        address = f"127.0.0.1:{free_port()}"
+        words = ["prometheus", f"--config.file={configured(folder, found[0])}", f"--web.listen-address={address}"]
+        words += [f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"]
+        stack.enter_context(process(words, folder / "prometheus.log"))
+        http = stack.enter_context(httpx.Client(base_url=f"http://{address}", timeout=30))
+        it = Running(http, data=found[1], admin=found[0])
+        wait_for(lambda: http.get("/-/ready").status_code == 200, "Prometheus is ready")
+        wait_for(lambda: it.values("sum(warmroute_backend_up) == 2"), "both servers are up")
+        _trouble(it)
+        yield it
+
+
+def _trouble(it: Running) -> None:
+    """What the demo's own users do not do: prompts that change, an id that is none, conversations that have to move."""
+    with httpx.Client(timeout=30) as http:
+
+        def ask(system: str, session: str) -> None:
+            messages = [{"role": "system", "content": system * 40}, {"role": "user", "content": "hello"}]
+            body = {"model": "demo", "messages": messages, "max_tokens": 4}
+            http.post(f"{it.data}/v1/chat/completions", json=body, headers={"x-session-id": session}).raise_for_status()
+
+        for minute in range(3):
+            ask(f"It is 2026-11-30 12:0{minute}. You are a helpful assistant. ", "changes")
+            ask("You are a helpful assistant. ", "{{CHAT_ID}}")
+        name = next(iter(http.get(f"{it.admin}/api/state").json()["backends"]))["name"]
+        http.post(f"{it.admin}/api/backends/{name}/drain", json={"deadline": 0.1}).raise_for_status()
+        wait_for(lambda: it.values("sum(warmroute_session_moves_total) > 0"), "conversations move")
+        http.post(f"{it.admin}/api/backends/{name}/undrain").raise_for_status()
+
+
+@pytest.mark.parametrize("asked", queries(), ids=str)
+def test_a_query_is_answered(running: Running, asked: Asked) -> None:
+    expr = filled_in(asked.expr)
+
+    def values() -> list[float]:
+        return running.values(expr, instant=asked.instant)
+
+    if excused(expr):
+        values()
+        return
+    wait_for(values, f"no value of {expr}")
+    told = set(re.findall(r"{{(\w+)}}", asked.legend))
+
+    def labelled() -> bool:
+        """A series that the legend has a name for."""
+        found = running.get("query", query=f"last_over_time(({expr})[1m:1s])")["result"]
+        return any(told <= set(series["metric"]) for series in found)
+
+    wait_for(labelled, f"no series of {expr} has all labels of {asked.legend}")
+
+
+@pytest.mark.parametrize("rule", rules(), ids=str)
+def test_a_rule_is_evaluated(running: Running, rule: Rule) -> None:
+    """What is recorded is there. An alert has nothing to say, but all that it looks at is there."""
+    running.values(rule.expr)
+    there = [s for s in selectors(rule.expr) if not excused(s)] if rule.alert else [rule.expr, rule.name]
+    for expr in there:
+        wait_for(partial(running.values, expr), f"no value of {expr}")
+
+
+def test_prometheus_finds_no_fault_with_the_rules_and_none_fires(running: Running) -> None:
+    def found() -> list[Any]:
+        return [rule for group in running.get("rules")["groups"] for rule in group["rules"]]
+
+    wait_for(lambda: all(rule["health"] == "ok" for rule in found()), "not every rule is well")
+    assert sorted(rule["name"] for rule in found()) == sorted(rule.name for rule in rules())
+    assert [rule["name"] for rule in found() if rule.get("state") == "firing"] == []
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_there_is_something_to_choose_from(running: Running, path: Path) -> None:
+    for variable in read_json(path)["templating"]["list"]:
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"])
+            assert found
+            assert running.get(f"label/{found[2]}/values", **{"match[]": filled_in(found[1])}), variable["name"]
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_marks_of_alerts_can_be_asked_for(running: Running, path: Path) -> None:
+    (expr,) = [mark["expr"] for mark in read_json(path)["annotations"]["list"] if "expr" in mark]
+    assert running.values(expr) == []
+
+
+def test_what_is_shown_agrees_with_the_router(running: Running) -> None:
+    """The numbers are those that the router itself tells, and shares are shares."""
+    by_title = {(q.dashboard, q.panel, q.ref): filled_in(q.expr) for q in queries()}
+
+    def sessions() -> bool:
+        state = httpx.get(f"{running.admin}/api/state").json()
+        return running.values(by_title["warmroute", "Sessions", "A"]) == [float(state["fleet"]["sessions"])]
+
+    wait_for(sessions, "as many sessions as the router has")
+    assert running.values(by_title["warmroute", "Backends up", "B"]) == [2.0]
+    assert sum(running.values(by_title["warmroute-tokens", "Outcomes as shares", "A"])) == pytest.approx(1.0)
+    (cached,) = running.values(by_title["warmroute", "Cached, and what was possible", "A"])
+    (possible,) = running.values(by_title["warmroute", "Cached, and what was possible", "B"])
+    assert 0.2 < cached <= possible < 1.0
+
+    def alike() -> bool:
+        """What the servers count, and what their answers say; the one is read later than the other."""
+        ((counted,), (said,)) = (running.values(by_title["warmroute-tokens", "Cached", "A"]), running.values(rate))
+        return abs(counted - said) < 0.1
+
+    rate = by_title["warmroute", "Hit rate (5 min)", "A"]
+    wait_for(alike, "the servers' counters and their answers tell the same")
+    assert running.values(by_title["warmroute", "Alerts", "A"]) == [0.0]
+
+
+def test_every_exception_is_one() -> None:
+    """Nothing is excused that no query asks for."""
+    used = {s for one in [*(filled_in(q.expr) for q in queries()), *(r.expr for r in rules())] for s in selectors(one)}
+    assert [name for name in NOT_THERE if name not in used | {s.partition("{")[0] for s in used}] == []
