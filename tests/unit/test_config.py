@@ -140,8 +140,8 @@ def test_every_key_can_be_set(path: tuple[str, ...]) -> None:
 def test_what_is_set_is_what_is_in_force() -> None:
     config = load(FILES / "every-key.good.yaml", environment={})
     assert config.specs == (
-        BackendSpec("gpu-a", "https://gpu-a.example:8443/base", 2.5),
-        BackendSpec("gpu-b.example:8000", "http://gpu-b.example:8000"),
+        BackendSpec("gpu-a", "https://gpu-a.example:8443/base", 2.5, "of-gpu-a"),
+        BackendSpec("gpu-b.example:8000", "http://gpu-b.example:8000", 1.0, "of-all-others"),
     )
     assert (config.listen.host, config.listen.port) == ("::", 9080)
     assert (config.affinity.key_sources, config.affinity.idle_expiry) == (("session_id",), 7200.0)

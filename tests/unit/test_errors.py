@@ -17,6 +17,7 @@ ALL = {
     "head_too_slow": (errors.head_too_slow(), 408, "head_timeout"),
     "body_too_slow": (errors.body_too_slow(), 408, "body_timeout"),
     "too_many_connections": (errors.too_many_connections(10), 503, "too_many_connections"),
+    "no_key": (errors.no_key(), 401, "invalid_api_key"),
     "not_found": (errors.not_found("/sleep"), 404, "unknown_path"),
     "method_not_allowed": (errors.method_not_allowed("/v1/models", ("GET", "HEAD")), 405, "method_not_allowed"),
     "body_too_large": (errors.body_too_large(1024), 413, "body_too_large"),
@@ -40,6 +41,7 @@ ANTHROPIC_TYPES = {
     "head_too_slow": "timeout_error",
     "body_too_slow": "timeout_error",
     "too_many_connections": "overloaded_error",
+    "no_key": "authentication_error",
     "not_found": "not_found_error",
     "method_not_allowed": "invalid_request_error",
     "body_too_large": "request_too_large",
@@ -135,6 +137,7 @@ def test_a_stream_that_ends_with_an_error_says_why_it_was_not_gone_on_with(why: 
     ("name", "told"),
     [
         ("not_found", ["'/sleep'", "reference"]),
+        ("no_key", ["shows no key", "listen.keys"]),
         ("not_http", ["nothing of it was sent on", "look at"]),
         ("not_one_host", ["one Host header", "look at"]),
         ("head_too_large", ["1024 bytes", "send fewer"]),
