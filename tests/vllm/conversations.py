@@ -18,7 +18,8 @@ from warmroute.core.exposition import parse
 _SYLLABLES = ["ka", "lo", "mi", "ren", "sa", "tu", "ve", "zor", "bin", "dal", "fes", "gir", "hop", "jun", "nar", "pol"]
 
 
-def _text(dice: random.Random, words: int) -> str:
+def text(dice: random.Random, words: int) -> str:
+    """So many words of no language."""
     return " ".join("".join(dice.choices(_SYLLABLES, k=dice.randint(2, 3))) for _ in range(words))
 
 
@@ -75,8 +76,8 @@ class Conversations:
         self.turns_done = 0
         self._url, self._servers = url, servers
         self._sessions, self._turns, self._ids, self._seed = sessions, turns, ids, seed
-        self._system = f"[{uuid.uuid4()}] " + _text(random.Random(seed), 60)
-        self._opening = _text(random.Random(seed * 1000 - 1), 150) if same_opening else None
+        self._system = f"[{uuid.uuid4()}] " + text(random.Random(seed), 60)
+        self._opening = text(random.Random(seed * 1000 - 1), 150) if same_opening else None
 
     async def run(self) -> Outcome:
         """Hold all conversations to their end; the counters are read before and after."""
@@ -96,7 +97,7 @@ class Conversations:
         messages = [{"role": "system", "content": self._system}]
         await asyncio.sleep(dice.random() * 2)
         for turn in range(self._turns):
-            question = _text(dice, 150)
+            question = text(dice, 150)
             messages.append({"role": "user", "content": (self._opening if turn == 0 else None) or question})
             answer = await self._ask(http, number, messages, headers)
             if answer is None:

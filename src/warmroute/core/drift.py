@@ -47,6 +47,7 @@ class Drift(NamedTuple):
     well, or takes the place of something there: what could have been reused had the client only added to the prompt. `at` is
     where in the `part` the difference is: a part is "tools", "system", "message 3" (counted from 1, after the system prompt)
     or "prompt".
+    `answered` tells that the answer to the old prompt stands in the new one too: it was lost with the rest, beyond `lost`.
 
     Two causes need not cost anything. CLAUDE_BILLING is given only if nothing else differs, and `same` ends at that line; vLLM
     0.32 takes the line out of the prompt, and then nothing is lost. LATE_SYSTEM has all of the old prompt in `same`: to chat
@@ -58,6 +59,7 @@ class Drift(NamedTuple):
     same: int
     lost: int
     at: int
+    answered: bool = False
 
 
 def drift(old: Sketch, new: Sketch, earlier_tools: Container[int] = ()) -> Drift:
@@ -165,7 +167,7 @@ class _Comparison:
             cause, name = self._system(), "system"
         else:
             cause, name = self._message(), self._name(now)
-        return Drift(cause, name, self.same, self._lost(cause), self.same - self.before)
+        return Drift(cause, name, self.same, self._lost(cause), self.same - self.before, self._answered(cause))
 
     def _name(self, layout: Layout) -> str:
         if self.part >= layout.head:
@@ -192,6 +194,16 @@ class _Comparison:
             lost += sum(min(was.lengths[i], now.lengths[i]) for i in replaced)
             lost -= self.same - self.before if part in replaced else 0
         return lost
+
+    def _answered(self, cause: Cause) -> bool:
+        """Whether an answer follows what the old prompt ended with."""
+        if cause in BY_PEOPLE:
+            return False
+        last, now = len(self.was.digests) - 1, self.now
+        ends = [i for i, digest in enumerate(now.digests) if digest == self.was.digests[last]]
+        if not ends and cause in _REPLACE:
+            ends = [last]
+        return any(now.kinds[i + 1 : i + 2] == [Kind.ASSISTANT] for i in ends)
 
     # Tools, system prompt
 

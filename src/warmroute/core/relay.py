@@ -41,7 +41,7 @@ class Relay:
         self.hides: UsageFilter | None = None
         self._gate = ContentGate() if self.readable and self.event_stream else None
         self._tail = bytearray()
-        # A JSON body may go on for long after it, with the prompt's token ids, and Anthropic's streams begin with the prompt's.
+        # A JSON body may go on for long after it, with the prompt's token ids; Anthropic's streams begin with the prompt's.
         self._early_usage = b""
         self.state = RelayState.HELD
 

@@ -84,6 +84,7 @@ class Conversation:
         else:
             known = asked = last.tokens(drift.same)
             replaced = last.tokens(drift.same + drift.lost) - known
+            replaced += max(0, last.completion - 1) if drift.answered else 0
         there = next((c for c in self.computed if c.engine[:2] == engine[:2]), None)
         if there is None:
             here = 0
