@@ -15,6 +15,7 @@ demo: $(STAMP)
 	$(BIN)/warmroute demo
 
 test: $(STAMP)
+	@tests/integration/chromium.sh
 	$(BIN)/pytest
 
 lint: $(STAMP)

@@ -215,8 +215,15 @@ def explain_text(found: dict[str, Any]) -> str:
         ("session", f"{found['session']}, {'known' if found['known'] else 'new'}" if found["session"] else "none"),
         ("recognised", found["recognised"]),
         ("would go to", f"{where} ({found['decision']})"),
+        *(("in the cache of", _warm(one)) for one in found.get("warm") or ()),
     ]
     return table(rows)
+
+
+def _warm(one: dict[str, Any]) -> str:
+    """How much of a session an engine still has."""
+    before = "" if one["whole"] else ", and what was there before the router listened"
+    return f"{one['backend']}, engine {one['engine']}: {one['live_tokens']} of {one['tokens']} tokens{before}"
 
 
 def status_text(state: dict[str, Any]) -> str:

@@ -1,12 +1,13 @@
 """The dashboard page: its files hang together, and a browser shows in it what the admin API says.
 
 The tests that run the page need Chromium, those of its pure functions Node; each group is skipped where its tool is
-missing. The admin API is played by a small server in this file.
+missing, but never in CI. The admin API is played by a small server in this file.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -23,6 +24,11 @@ from urllib.parse import quote
 import pytest
 
 from warmroute.core.model import Reason
+from warmroute.core.split import Outcome
+from warmroute.fleet.moves import Move
+from warmroute.observe.events import Kind
+
+from .browser import CHROMIUM, needed
 
 STATIC = Path(str(files("warmroute").joinpath("web", "static")))
 OWN_SCRIPTS = sorted(STATIC.glob("*.js"))
@@ -32,11 +38,10 @@ VOID = {"meta", "link", "img", "br", "path", "input"}
 PREFIX = "/some/prefix"
 NOW = 1_790_000_000.0
 DASH = "\N{EN DASH}"
-CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
 NODE = shutil.which("node")
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-needs_node = pytest.mark.skipif(NODE is None, reason="Node is not installed")
+needs_browser = pytest.mark.skipif(needed(), reason="Chromium is not installed")
+needs_node = pytest.mark.skipif(NODE is None and not os.environ.get("CI"), reason="Node is not installed")
 
 Json = dict[str, Any]
 Answer = tuple[int, str]
@@ -141,13 +146,28 @@ def test_a_script_puts_text_in_as_text_and_loads_nothing_from_elsewhere(script: 
 
 
 def test_every_row_has_a_cell_for_every_heading(page: Node) -> None:
-    for table, templates in (("backends", ("backend", "engine")), ("recent", ("request",))):
+    tables = {"backends": ("backend", "engine"), "recent": ("request",), "sessions": ("session",)}
+    tables |= {"causes": ("cause-row",), "warm-table": ("warm-row",), "session": ("turn",)}
+    for table, templates in tables.items():
         headings = [n for n in page.one(id=table).tags("th") if n.attrs.get("scope") == "col"]
         for template in templates:
             row = page.one(id=template).tags("tr")[0]
             cells = [n for n in row.children if isinstance(n, Node)]
             assert len(cells) == len(headings), template
             assert {n.attrs.get("role") for n in cells} <= {"cell", "rowheader"}, template
+
+
+def test_every_outcome_has_a_name_and_a_colour() -> None:
+    words, style = (STATIC / "words.js").read_text("utf-8"), (STATIC / "style.css").read_text("utf-8")
+    for outcome in Outcome:
+        assert f"  {outcome}: {{ name:" in words
+        assert style.count(f"--outcome-{outcome}: #") == 2, "one in light, one in dark"
+
+
+def test_every_kind_of_event_and_every_cause_of_a_move_has_its_words() -> None:
+    script = (STATIC / "timeline.js").read_text("utf-8")
+    for word in (*Kind, *Move):
+        assert re.search(rf"^  {word}: ", script, re.MULTILINE), word
 
 
 def test_every_decision_is_explained(page: Node) -> None:
@@ -207,6 +227,14 @@ FIGURES: list[tuple[str, str | None]] = [
         "fromFirstFigure({times: [1, 2, 3], fleet: [null, null, 1], backends: {b: [4, 5, 6]}}, 1).backends.b.join()",
         "5,6",
     ),
+    (
+        "fromFirstFigure({times: [1, 2], fleet: [null, 1], backends: {}, truth: {times: [3, 4], outcomes: {n: [5, 6]}}}, 1)"
+        ".truth.outcomes.n.join()",
+        "5,6",
+    ),
+    ("fromFirstFigure({times: [1, 2], fleet: [null, 1], backends: {}}, 1).possible.join()", ","),
+    ("stacked([[1, 2], [10, 20], [0, 1]]).join(' ')", "1,2 11,22 11,23"),
+    ("stacked([]).join()", ""),
     ("fromFirstFigure({times: [1, 2, 3], fleet: [null, null, 1], backends: {}}, 3).times.join()", "1,2,3"),
     ("fromFirstFigure({times: [1, 2], fleet: [null, null], backends: {}}, 1).times.join()", "1,2"),
     ("fromFirstFigure({times: [], fleet: [], backends: {}}, 20).times.join()", ""),
@@ -218,7 +246,7 @@ FIGURES: list[tuple[str, str | None]] = [
 def test_figures_as_text() -> None:
     module = "data:text/javascript," + quote((STATIC / "figures.js").read_text("utf-8"))
     calls = ", ".join(call for call, _ in FIGURES)
-    names = "percent, count, compact, duration, age, pair, lineInWords, sparkPath, fromFirstFigure, lonePoints"
+    names = "percent, count, compact, duration, age, pair, lineInWords, sparkPath, fromFirstFigure, lonePoints, stacked"
     code = f"const {{{names}}} = await import({json.dumps(module)}); console.log(JSON.stringify([{calls}]));"
     assert NODE is not None
     command = [NODE, "--input-type=module", "--eval", code]
@@ -228,6 +256,10 @@ def test_figures_as_text() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what the API says
+
+
+def advice(text: str, **changes: Any) -> Json:
+    return {"level": "bad", "text": text, "evidence": "", "settings": []} | changes
 
 
 def windows(one: float | None = None, five: float | None = None, hour: float | None = None) -> Json:
@@ -252,16 +284,20 @@ def request(**changes: Any) -> Json:
 
 def state(backends: list[Json], recent: list[Json], **changes: Any) -> Json:
     fleet: Json = {"hit_ratio": windows(0.74, 0.726, 0.7), "external_hit_ratio": windows(), "sessions": 24}
+    fleet |= {"possible_ratio": windows(0.84, 0.826, None)}
     fleet |= {"prompt_tokens": windows(12_000, 61_000, 700_000), "in_flight": 3, "requests": 1_234, "moves": 2}
     fleet |= {"retries": 3, "client_aborts": 5, "backends": len(backends), "backends_up": len(backends)}
     facts: Json = {"version": "0.1.0", "now": NOW, "uptime_s": 12.3, "ready": True, "reasons": [], "advice": []}
+    facts["truth"] = None
     return facts | {"fleet": fleet, "backends": backends, "recent": recent} | changes
 
 
 def history(*names: str) -> Json:
     line = [0.5, None, 0.7, 0.8]
     times = [NOW - 90, NOW - 60, NOW - 30, NOW]
-    return {"step_s": 30, "times": times, "fleet": line, "backends": dict.fromkeys(names, line)}
+    possible = [None if ratio is None else ratio + 0.1 for ratio in line]
+    lines = dict.fromkeys(names, line)
+    return {"step_s": 30, "times": times, "fleet": line, "possible": possible, "backends": lines, "truth": None}
 
 
 def without_traffic(backends: list[Json]) -> Json:
@@ -325,8 +361,16 @@ def shown(profile: Path, answer: Callable[[str, int], Answer], page_ms: int = 3_
 
 
 def always(facts: Json, past: Json | None = None) -> Callable[[str, int], Answer]:
+    """An admin API that always says the same, by polling only."""
     past = past or history(*(b["name"] for b in facts["backends"]))
-    return lambda path, _: (200, json.dumps(facts if path == "api/state" else past))
+    told = {"api/state": facts, "api/history": past, "api/events": {"events": []}}
+    told["api/sessions"] = {"total": 0, "sessions": []}
+
+    def answer(path: str, _: int) -> Answer:
+        found = told.get(path.partition("?")[0])
+        return (404, "{}") if found is None else (200, json.dumps(found))
+
+    return answer
 
 
 def visible_text(tree: Node) -> str:
@@ -352,13 +396,17 @@ def test_it_shows_fleet_backends_engines_and_requests(tmp_path: Path) -> None:
         backend="b2", engine="1", decision="pin_lost", attempts=2, cached_tokens=None, failures=["b3: reset"]
     )
     refused = request(backend=None, session=None, key_source=None, status=0, ttfb_s=None, decision="none")
-    tree = shown(tmp_path, always(state(backends, [request(), lost, refused], advice=["do <b>this</b>"])))
+    tree = shown(tmp_path, always(state(backends, [request(), lost, refused], advice=[advice("do <b>this</b>")])))
 
     assert tree.tags("body")[0].attrs["data-phase"] == "live"
     assert tree.tags("title")[0].text == "73% · warmroute"
     assert field(tree.one(id="headline"), "headline").text == "73%"
     assert "72.6% of 61,000 prompt tokens" in field(tree.one(id="headline"), "headline").attrs["title"]
-    assert [n.text for n in tree.one(id="advice-list").tags("li")] == ["do <b>this</b>"]
+    (told,) = tree.one(id="advice-list").all(data_row="advice-item")
+    assert [field(told, f).text for f in ("level", "text", "evidence")] == ["mend", "do <b>this</b>", ""]
+
+    assert field(tree.one(id="headline"), "headline-possible").text == "83% was possible."
+    assert field(tree.one(id="headline"), "possible-1h").attrs["title"] == "what was possible is not known"
 
     tiles = [n.tags("dt")[0].text for n in tree.one(id="tiles").tags("div") if "hidden" not in n.attrs]
     assert tiles == ["Backends up", "Sessions", "In flight", "Requests", "Moves", "Retries", "Client aborts"]
@@ -391,7 +439,11 @@ def test_it_shows_fleet_backends_engines_and_requests(tmp_path: Path) -> None:
     assert "moved to another" in field(rows[1], "decision").attrs["title"]
     assert field(rows[2], "ttfb").text.startswith(DASH)
     assert field(rows[2], "status").attrs["title"] == "no status was sent"
-    assert [n.attrs["data-series"] for n in tree.one(id="legend").tags("li")] == ["fleet", *["backend"] * 4]
+    assert [n.attrs["data-series"] for n in tree.one(id="legend").tags("li")] == [
+        "fleet",
+        "possible",
+        *["backend"] * 4,
+    ]
     assert len(tree.one(id="chart").tags("canvas")) == 1
 
 
@@ -399,6 +451,7 @@ def test_it_shows_fleet_backends_engines_and_requests(tmp_path: Path) -> None:
 def test_no_data_is_a_dash_with_its_reason_and_never_a_number(tmp_path: Path) -> None:
     idle = backend("b1", running=None, waiting=None, kv_cache_usage=None)
     past: Json = {"step_s": 30, "times": [NOW - 30, NOW], "fleet": [None, None], "backends": {"b1": [None, None]}}
+    past |= {"possible": [None, None], "truth": None}
     tree = shown(tmp_path, always(without_traffic([idle]), past))
     row = tree.one(data_row="backend")
     for name in ("hit-1m", "hit-5m", "hit-1h"):
@@ -424,7 +477,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     tree = shown(tmp_path, always(facts, history(*names)))
     rows = tree.all(data_row="backend")
     assert [field(n, "name").text for n in rows] == [*names, not_in_history]
-    assert [field(n, "name").text for n in tree.one(id="legend").tags("li")] == ["fleet", *names]
+    assert [field(n, "name").text for n in tree.one(id="legend").tags("li")] == ["fleet", "possible", *names]
     assert [n.tags("path")[0].attrs["d"] != "" for n in rows] == [True, True, True, False]
     assert field(tree.one(data_row="request"), "decision").text == "<em>x</em>"
     for tag in ("i", "b", "u", "s", "em", "q"):

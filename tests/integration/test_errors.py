@@ -105,6 +105,11 @@ async def unknown_path(bench: Bench, patch: pytest.MonkeyPatch) -> Reply:
     return await bench.raw(bench.head(path=bench.path.removeprefix("/v1"), more="host: x\r\ncontent-length: 0\r\n\r\n"))
 
 
+async def invalid_api_key(bench: Bench, patch: pytest.MonkeyPatch) -> Reply:
+    await bench.start(listen={"port": 0, "admin_port": 0, "keys": ["one"]})
+    return await bench.post()
+
+
 async def model_not_found(bench: Bench, patch: pytest.MonkeyPatch) -> Reply:
     await bench.start()
     return await bench.post(model="nope")
@@ -235,6 +240,7 @@ HOW: list[tuple[Code, Provoke, tuple[Protocol, ...]]] = [
     (Code.BAD_REQUEST, bad_request, ALL_APIS),
     (Code.BAD_REQUEST, no_http, ALL_APIS),
     (Code.BAD_HANDSHAKE, bad_handshake, BEFORE_A_PATH),
+    (Code.INVALID_API_KEY, invalid_api_key, ALL_APIS),
     (Code.UNKNOWN_PATH, unknown_path, BEFORE_A_PATH),
     (Code.MODEL_NOT_FOUND, model_not_found, ALL_APIS),
     (Code.METHOD_NOT_ALLOWED, method_not_allowed, ALL_APIS),

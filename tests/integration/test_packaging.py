@@ -1,9 +1,8 @@
-"""What is shipped beside the code: image, compose file, example configuration, Prometheus and Grafana files."""
+"""What is shipped beside the code: image, compose file, example configuration."""
 
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -19,22 +18,11 @@ from pydantic import BaseModel
 
 from warmroute import cli
 from warmroute.config import BackendConfig, Config, load
-from warmroute.core.health import Thresholds
-from warmroute.fleet.registry import Registry
-from warmroute.observe.counters import RequestCounters
-from warmroute.observe.metrics import RouterCollector
-from warmroute.pins.memory import PinTable
-from warmroute.recognition.memory import remember
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
 GOLDEN = ROOT / "tests" / "golden"
 EXAMPLE = CONFIG / "warmroute.yaml"
-DASHBOARD = CONFIG / "grafana" / "dashboards" / "warmroute.json"
-
-promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is missing"
-)
 
 
 def read_yaml(path: Path) -> Any:
@@ -276,161 +264,6 @@ def test_example_explains_every_key() -> None:
     values = [line for line in EXAMPLE.read_text().splitlines() if re.match(r"[ -]*[a-z_]+: ", line)]
     assert len(values) == len(list(keys(Config))) - 1 + len(BackendConfig.model_fields)
     assert [line for line in values if " # " not in line] == []
-
-
-# Prometheus
-
-
-@promtool
-def test_prometheus_accepts_its_configuration() -> None:
-    done = run_promtool("check", "config", str(CONFIG / "prometheus" / "prometheus.yml"))
-    assert done.returncode == 0, done.stderr
-
-
-def test_prometheus_scrapes_the_admin_listener_as_often_as_it_is_renewed(compose: Any) -> None:
-    jobs = read_yaml(CONFIG / "prometheus" / "prometheus.yml")["scrape_configs"]
-    example = load(EXAMPLE, environment={})
-    assert [job["job_name"] for job in jobs] == ["warmroute"]
-    assert jobs[0]["scrape_interval"] == "5s"
-    assert example.metrics.scrape_interval == 5.0
-    host, port = jobs[0]["static_configs"][0]["targets"][0].split(":")
-    assert host in compose["services"]
-    assert int(port) == example.listen.admin_port
-
-
-def run_promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60, check=False)
-
-
-# Grafana
-
-
-@pytest.fixture(scope="module")
-def dashboard() -> Any:
-    return json.loads(DASHBOARD.read_text())
-
-
-@pytest.fixture(scope="module")
-def panels(dashboard: Any) -> list[Any]:
-    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
-
-
-@pytest.fixture(scope="module")
-def expressions(panels: list[Any]) -> list[str]:
-    return [target["expr"] for panel in panels for target in panel["targets"]]
-
-
-def metric_names(expression: str) -> set[str]:
-    """The metrics of a PromQL expression: its identifiers outside of strings, selectors and label lists, less functions."""
-    bare = re.sub(r'"[^"]*"', "", expression)
-    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(by|without|on|ignoring)\s*\([^)]*\)", "", bare)
-    identifiers = set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*(?!\s*\(|[a-zA-Z0-9_:])", bare))
-    return identifiers - {"or", "and", "unless", "bool"} - set(re.findall(r"([a-z_0-9]+)\s*\(", bare))
-
-
-def router_metric_names() -> set[str]:
-    """Every series name of the router's own /metrics, from the collector that makes them."""
-    pins = PinTable(lambda: 0.0, idle_expiry=1.0, limit=1)
-    config = Config.from_urls(["http://127.0.0.1:1"])
-    registry = Registry(config.specs, pins, Thresholds(), 0.0)
-    families = RouterCollector(
-        RequestCounters(),
-        registry,
-        pins,
-        lambda: 0.0,
-        60.0,
-        remember(lambda: 0.0, idle_expiry=1.0, entries=1, sessions=1, backends=1),
-    ).collect()
-    suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
-    return {family.name + suffix for family in families for suffix in suffixes[family.type]}
-
-
-@pytest.mark.parametrize(
-    ("expression", "names"),
-    [
-        ('sum by (le, backend) (rate(a_total{code=~"b_total"}[1m])) / on (c) max(d)', {"a_total", "d"}),
-        ("60 * sum(rate(e:f[$__rate_interval])) or 0 * g", {"e:f", "g"}),
-        ('label_replace(h, "i", "j", "k", "")', {"h"}),
-    ],
-)
-def test_metric_names_are_found_in_expressions(expression: str, names: set[str]) -> None:
-    assert metric_names(expression) == names
-
-
-def test_dashboard_asks_only_for_metrics_that_exist(expressions: list[str]) -> None:
-    vllm = set(re.findall(r"^# TYPE (vllm:\S+)", (GOLDEN / "metrics-vllm-0.32.0.txt").read_text(), re.MULTILINE))
-    used = set().union(*map(metric_names, expressions))
-    assert used - vllm - router_metric_names() == set()
-    assert len(used) >= 12
-
-
-@promtool
-def test_dashboard_expressions_are_promql(expressions: list[str], tmp_path: Path) -> None:
-    fixed = [e.replace("$__rate_interval", "1m").replace("$backend", ".*") for e in expressions]
-    rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(fixed)]
-    file = tmp_path / "rules.yml"
-    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    done = run_promtool("check", "rules", str(file))
-    assert done.returncode == 0, done.stderr
-    assert f"{len(rules)} rules found" in done.stdout
-
-
-def test_rates_follow_the_scrape_interval(expressions: list[str]) -> None:
-    ranges = [found for expression in expressions for found in re.findall(r"\[([^]]*)\]", expression)]
-    assert set(ranges) == {"$__rate_interval"}
-
-
-def test_every_panel_says_what_it_shows(panels: list[Any]) -> None:
-    for panel in panels:
-        for target in panel["targets"]:
-            shown = {re.sub(r"_bucket$", "", name) for name in metric_names(target["expr"])} - {"warmroute_build_info"}
-            assert shown
-            assert all(name in panel["description"] for name in shown), panel["title"]
-
-
-def test_every_panel_tells_no_traffic_from_zero(panels: list[Any]) -> None:
-    for panel in panels:
-        defaults = panel["fieldConfig"]["defaults"]
-        assert defaults["noValue"] == "No traffic"
-        options = [mapping["options"] for mapping in defaults["mappings"] if mapping["type"] == "special"]
-        assert [(o["match"], o["result"]["text"]) for o in options] == [("null+nan", "No traffic")]
-
-
-def test_dashboard_works_with_any_prometheus(dashboard: Any, panels: list[Any]) -> None:
-    variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
-    assert variables["datasource"]["type"] == "datasource"
-    assert variables["datasource"]["query"] == "prometheus"
-    used = [panel["datasource"] for panel in panels]
-    used += [target["datasource"] for panel in panels for target in panel["targets"]]
-    used.append(variables["backend"]["datasource"])
-    assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in used)
-
-
-def test_panels_are_distinct_and_do_not_overlap(dashboard: Any) -> None:
-    ids = [panel["id"] for panel in dashboard["panels"]]
-    assert len(set(ids)) == len(ids)
-    cells: set[tuple[int, int]] = set()
-    for place in (panel["gridPos"] for panel in dashboard["panels"]):
-        assert place["x"] + place["w"] <= 24
-        own = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
-        assert not cells & own
-        cells |= own
-
-
-def test_grafana_finds_dashboard_and_data_source(compose: Any, dashboard: Any) -> None:
-    provisioning = CONFIG / "grafana" / "provisioning"
-    (source,) = read_yaml(provisioning / "datasources" / "prometheus.yaml")["datasources"]
-    (provider,) = read_yaml(provisioning / "dashboards" / "warmroute.yaml")["providers"]
-    grafana = compose["services"]["grafana"]
-    assert dashboard["uid"] == "warmroute"
-    assert source["type"] == "prometheus"
-    assert source["isDefault"] is True
-    assert source["url"].removeprefix("http://").split(":")[0] in compose["services"]
-    folder = provider["options"]["path"]
-    assert f"./config/grafana/dashboards:{folder}:ro" in grafana["volumes"]
-    home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert home == f"{folder}/{DASHBOARD.name}"
-    assert "./config/grafana/provisioning:/etc/grafana/provisioning:ro" in grafana["volumes"]
 
 
 # The installer of the test servers

@@ -214,6 +214,7 @@ def test_all_keys_that_need_a_restart_are_told() -> None:
             "backends": ["http://b"],
             "listen": {"host": "::", "port": 1, "admin_host": "::", "admin_port": 2},
             "store": {"prefix": "p", "deadline": 0.1},
+            "kv_events": {"enabled": True, "max_blocks": 1},
             "limits": {"body": 1, "max_connections": 7},
             "affinity": {"max_history": 1, "unproven_expiry": 1, "even_sessions": 1, "key_sources": ["content"]},
             "health": {"rise": 9},
@@ -225,6 +226,7 @@ def test_all_keys_that_need_a_restart_are_told() -> None:
     assert set(needs_restart(now, other)) == {
         *("listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "store.prefix", "store.deadline"),
         *("limits.max_connections", "affinity.max_history", "affinity.unproven_expiry"),
+        *("kv_events.enabled", "kv_events.max_blocks"),
     }
 
 

@@ -10,6 +10,7 @@ from .. import __version__
 from ..core.identity import digest
 from ..core.rates import Hits
 from ..fleet.registry import BackendState, EngineState, Registry
+from ..fleet.residents import Residents, Sync
 from ..fleet.scraper import is_stale
 from ..pins.memory import Pin, PinTable
 from ..pins.store import Store
@@ -43,6 +44,7 @@ class StateView:
     reloads: Reloads
     store: Store | None = None
     truth: TruthView | None = None
+    residents: Residents | None = None
 
     def state(self) -> Json:
         """Everything but the sessions: fleet, backends, advice, the last requests."""
@@ -65,7 +67,10 @@ class StateView:
         }
 
     def history(self) -> Json:
-        """Hit ratio by step over the last hour, for the fleet and for each backend; None where nothing was asked."""
+        """Hit ratio by step over the last hour, for the fleet and for each backend; None where nothing was asked.
+
+        `possible` is what the fleet's could have been.
+        """
         now = self.clock()
         ends = steps(now)
         wall = time.time() - now
@@ -75,6 +80,7 @@ class StateView:
             "step_s": STEP,
             "times": [round(end + wall, 1) for end in ends],
             "fleet": [_ratio(hits) for hits in fleet],
+            "possible": [_at_least(*step) for step in zip(fleet, self._possible(ends), strict=True)],
             "backends": {name: [_ratio(hits) for hits in row] for name, row in by_backend.items()},
             "truth": self.truth.history(wall + now) if self.truth is not None else None,
         }
@@ -104,6 +110,9 @@ class StateView:
         """The turns of a session, given as the digest that is shown; None if they are not known."""
         return self.truth.turns(session, time.time()) if self.truth is not None else None
 
+    def _possible(self, ends: list[float]) -> list[float | None]:
+        return self.truth.possible_by_step(ends) if self.truth is not None else [None] * len(ends)
+
     def _advice(self, backends: list[BackendState], now: float) -> list[Advice]:
         told = self.memory.guards.told.values()
         found = advise(backends, self.counters, told, self.reloads.error, self.store, now)
@@ -113,9 +122,10 @@ class StateView:
 
     def _fleet(self, backends: list[BackendState], now: float) -> Json:
         local, external = fleet_windowed(backends, "local", now), fleet_windowed(backends, "external", now)
-        counters = self.counters
+        counters, possible = self.counters, self.truth.possible() if self.truth is not None else {}
         return {
             "hit_ratio": {name: _ratio(hits) for name, hits in local.items()},
+            "possible_ratio": {name: _at_least(hits, possible.get(name)) for name, hits in local.items()},
             "external_hit_ratio": {name: _ratio(hits) for name, hits in external.items()},
             "prompt_tokens": {name: int(hits.queries) for name, hits in local.items()},
             "sessions": len(self.pins),
@@ -151,6 +161,7 @@ class StateView:
             "external_hit_ratio": {name: _ratio(hits) for name, hits in external.items()},
             "prompt_tokens": {name: int(hits.queries) for name, hits in local.items()},
             "engines": [_engine(e) for e in engines] if len(engines) > 1 else [],
+            "kv_events": Sync.OFF if self.residents is None else self.residents.sync(backend.name),
             "scrape": {
                 "age_s": None if scrape.at is None else round(now - scrape.at, 1),
                 "stale": is_stale(scrape, now, self.stale_after),
@@ -189,6 +200,11 @@ def _words(shown: str, pin: Pin) -> tuple[str, str, str]:
 
 def _ratio(hits: Hits) -> float | None:
     return _round(hits.ratio)
+
+
+def _at_least(hits: Hits, possible: float | None) -> float | None:
+    """What was possible, and never less than what was had, which the backends count at other moments."""
+    return None if hits.ratio is None or possible is None else _round(max(hits.ratio, possible))
 
 
 def _round(value: float | None) -> float | None:

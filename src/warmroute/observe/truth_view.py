@@ -1,16 +1,18 @@
 """What became of prompt tokens, as JSON: for the dashboard, the commands and everybody's scripts."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
+from ..core.cures import SENTENCES
 from ..core.identity import digest
 from ..core.rates import WINDOWS
 from ..core.split import Outcome
+from ..fleet.moves import Move
 from ..fleet.registry import Registry
 from ..truth.conversations import Conversation, TurnTaken
-from ..truth.ledger import Ledger
+from ..truth.ledger import GONE, RESTART, Ledger
 from ..truth.tally import STEP
 from ..truth.warmth import BOUNDS, Warmth
 
@@ -20,9 +22,22 @@ _MOST_ROWS = 30
 AVOIDABLE = (Outcome.MOVED, Outcome.EVICTED, Outcome.PROMPT_CHANGED)
 """Outcomes of tokens that a cache could have had, and had not."""
 _HAD = (Outcome.REUSED, Outcome.RELOADED)
-_TOO_UNKNOWN = 0.5
-"""The share of tokens of which nothing is known above which no ratio is told."""
 _FOUND_KEPT = 256
+
+MEANINGS: dict[str, str] = {
+    GONE: "The cache had it, and dropped it for other prompts.",
+    RESTART: "The backend was restarted, and began with an empty cache.",
+    Move.FAILOVER: "Its backend failed.",
+    Move.DRAIN: "Its backend was drained.",
+    Move.REMOVED: "Its backend is no longer configured.",
+    Move.COLD: "Its backend had dropped it, and was busy.",
+    Move.SPILL: "Its backend was full.",
+    Move.COLD: "Its backend had dropped it, and was busy.",
+    Move.OWNER: "It names a response that another backend made.",
+    Move.FORGOTTEN: "The router had forgotten where it was, or another router placed it.",
+    **{cause.value: sentence for cause, sentence in SENTENCES.items()},
+}
+"""Each cause in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +55,15 @@ class TruthView:
         tally = self.ledger.tally
         return {
             "tokens": _by_name(tally.totals()),
-            "windows": self._windows(),
             "backends": {name: self._backend(name) for name in self.registry.backends},
             "missed": [
-                {"backend": backend, "outcome": outcome, "cause": cause, "tokens": tokens}
+                {
+                    "backend": backend,
+                    "outcome": outcome,
+                    "cause": cause,
+                    "meaning": MEANINGS.get(cause, ""),
+                    "tokens": tokens,
+                }
                 for (backend, outcome, cause), tokens in tally.missed.most_common(_MOST_ROWS)
             ],
             "stability": self._stability(),
@@ -51,17 +71,22 @@ class TruthView:
             "conversations": len(self.ledger.conversations),
         }
 
-    def _windows(self) -> Json:
-        """What the cache had and what it could have had, by window; each reaches back to the beginning of a step."""
+    def possible(self) -> dict[str, float | None]:
+        """By window the hit ratio that was possible; each begins where a step does."""
         last = int(self.clock() // STEP)
-        found: Json = {}
+        found = {}
         for name, seconds in WINDOWS.items():
             total: Counter[Outcome] = Counter()
             for step, counts in self.ledger.tally.steps:
                 if step >= last - int(seconds / STEP):
                     total.update(counts)
-            found[name] = {"tokens": total.total(), **_ratios(total)}
+            found[name] = _possible(total)
         return found
+
+    def possible_by_step(self, ends: Sequence[float]) -> list[float | None]:
+        """The same for the steps of time that are next to those which end then, by the clock."""
+        known = dict(self.ledger.tally.steps)
+        return [_possible(known.get(round(end / STEP) - 1, Counter())) for end in ends]
 
     def history(self, wall: float) -> Json:
         """Tokens by outcome in steps of time over the last hour, for all backends together. `times` are the steps' ends."""
@@ -148,14 +173,10 @@ class TruthView:
         return 0.0 if rate is None else (totals[Outcome.REUSED] + totals[Outcome.RELOADED]) / rate
 
 
-def _ratios(totals: Counter[Outcome]) -> Json:
-    """Shares of all prompt tokens: those that the cache had, and with them those that it could have had."""
-    whole = totals.total()
-    if whole <= 0 or totals[Outcome.UNKNOWN] > _TOO_UNKNOWN * whole:
-        return {"hit_ratio": None, "possible_ratio": None}
-    had = sum(totals[outcome] for outcome in _HAD)
-    possible = had + sum(totals[outcome] for outcome in AVOIDABLE)
-    return {"hit_ratio": round(had / whole, 4), "possible_ratio": round(possible / whole, 4)}
+def _possible(totals: Counter[Outcome]) -> float | None:
+    """The share of tokens that were in some cache or had been, of those of which something is known."""
+    whole = totals.total() - totals[Outcome.UNKNOWN]
+    return sum(totals[outcome] for outcome in (*_HAD, *AVOIDABLE)) / whole if whole > 0 else None
 
 
 def _by_name(totals: Counter[Outcome]) -> Json:
@@ -200,4 +221,5 @@ def _turn(turn: TurnTaken, offset: float) -> Json:
         "idle_s": None if turn.idle is None else round(turn.idle, 1),
         "outcomes": {outcome.value: tokens for outcome, tokens in turn.outcomes.items()},
         "cause": turn.cause,
+        "meaning": MEANINGS.get(turn.cause, ""),
     }

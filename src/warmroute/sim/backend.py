@@ -167,5 +167,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}; choose another port") from error
+        raise OSError(
+            error.errno, f"cannot listen on {host}:{port}: {error.strerror}; choose another address or port"
+        ) from error
     return listener

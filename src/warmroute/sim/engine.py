@@ -92,6 +92,8 @@ class EngineCounters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     computed_tokens: int = 0
+    prefills: int = 0
+    prefill_seconds: float = 0.0
     local_hit_tokens: int = 0
     external_tokens: int = 0
     preemptions: int = 0
@@ -229,7 +231,10 @@ class Engine:
     def _start_prefill_chunk(self, request: EngineRequest, at: float) -> None:
         chunk = self._chunk(request)
         if self._extend(request, chunk):
-            self._prefill = (at + chunk / self._rates.prefill, request)
+            seconds = chunk / self._rates.prefill
+            self._prefill = (at + seconds, request)
+            if not request.generated:
+                self.counters.prefill_seconds += seconds
 
     def _end_prefill_chunk(self, at: float) -> None:
         assert self._prefill is not None
@@ -256,6 +261,7 @@ class Engine:
             counters.external_tokens += sequence.external_hit
         counters.prompt_tokens += sequence.prompt_tokens
         counters.computed_tokens += sequence.prompt_tokens - request.cached_tokens
+        counters.prefills += 1
         self._observer.first_token(at - request.arrived)
 
     def _tick(self, at: float) -> None:

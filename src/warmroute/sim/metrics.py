@@ -132,6 +132,7 @@ class EngineMetrics(Collector):
         yield self._by_source()
         yield self._by_reason()
         yield from self._latencies()
+        yield from self._prefills()
         yield self._cache_config()
 
     def _rows(self) -> Iterator[tuple[list[str], Engine, Latencies]]:
@@ -188,6 +189,25 @@ class EngineMetrics(Collector):
                 family.add_metric(labels, histogram.buckets(), histogram.total)
         yield first
         yield whole
+
+    def _prefills(self) -> Iterator[Metric]:
+        """Their sums are what is read, so they have no buckets but the last one."""
+        tokens = HistogramMetricFamily(
+            "vllm:request_prefill_kv_computed_tokens",
+            "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+            labels=("engine", "model_name"),
+        )
+        seconds = HistogramMetricFamily(
+            "vllm:request_prefill_time_seconds",
+            "Histogram of time spent in PREFILL phase for request.",
+            labels=("engine", "model_name"),
+        )
+        for labels, engine, _ in self._rows():
+            counters = engine.counters
+            for family, total in ((tokens, counters.computed_tokens), (seconds, counters.prefill_seconds)):
+                family.add_metric(labels, [("+Inf", counters.prefills)], total)
+        yield tokens
+        yield seconds
 
     def _cache_config(self) -> Metric:
         names = sorted([*self._info, "engine"])

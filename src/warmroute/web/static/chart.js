@@ -1,98 +1,125 @@
-// The chart of the last hour: a bold line for the fleet over thin ones for the backends, and a legend beside it.
+// The hit rate over the last hour: a bold line for the fleet below what was possible, thin lines for the backends.
 
 import { clock, isNumber, lineInWords, lonePoints, percent } from "./figures.js";
-import { byId, colorOf, put, repeat } from "./page.js";
+import { byId, colorOf } from "./page.js";
+import { axis, cssValue, cursor, drawLegend, Plot, rule, WHOLE_MINUTES } from "./plot.js";
 
 const HOUR_S = 3_600;
-const FLEET_COLOR = "--accent";
-const FONT = "12px system-ui, sans-serif";
+const FLEET = { kind: "fleet", color: "--accent", name: "fleet", title: "all backends together" };
+const POSSIBLE = {
+  kind: "possible",
+  color: "--ink",
+  name: "possible",
+  title: "the fleet's, had nothing been lost to evictions, moves and changed prompts",
+};
 
-const cssValue = (property) => getComputedStyle(document.documentElement).getPropertyValue(property).trim();
-
-export class HitRateChart {
+export class HitRateChart extends Plot {
   constructor(host, legend) {
-    this.host = host;
+    super(host);
     this.legend = legend;
     this.hidden = new Set();
     this.names = null;
-    this.plot = null;
     this.history = null;
-    new ResizeObserver(() => this.plot?.setSize(this.size())).observe(host);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.plot?.redraw());
-  }
-
-  size() {
-    return { width: Math.max(200, this.host.clientWidth), height: this.host.clientHeight };
+    this.marks = [];
   }
 
   draw(history) {
     this.history = history;
     const names = Object.keys(history.backends);
     if (this.names === null || this.names.join("\n") !== names.join("\n")) this.build(names);
-    this.plot.setData([history.times, ...names.map((name) => history.backends[name]), history.fleet]);
+    const lines = names.map((name) => history.backends[name]);
+    this.plot.setData([history.times, ...lines, history.possible, history.fleet]);
     this.drawLegend();
     byId("chart-empty").hidden = history.fleet.some(isNumber);
-    byId("chart-summary").textContent = `Hit rate of the fleet: ${lineInWords(history.fleet)}.`;
+    byId("chart-summary").textContent = this.inWords();
+  }
+
+  inWords() {
+    const { fleet, possible } = this.history;
+    const ceiling = possible.some(isNumber) ? ` What was possible: ${lineInWords(possible)}.` : "";
+    return `Hit rate of the fleet: ${lineInWords(fleet)}.${ceiling}`;
+  }
+
+  /** Marks are {time, color}: uprights where something happened. */
+  mark(marks) {
+    this.marks = marks;
+    this.plot?.redraw(false);
   }
 
   build(names) {
-    this.plot?.destroy();
     this.names = names;
-    const backends = names.map((name) => this.series(name, 1.25, colorOf(name)));
-    const series = [{}, ...backends, this.series(null, 2.75, FLEET_COLOR)];
-    this.plot = new uPlot({ ...this.options(), ...this.size(), series }, [[]], this.host);
+    const backends = names.map((name) => this.series(`backend ${name}`, 1.25, colorOf(name)));
+    const possible = { ...this.series("possible", 1.5, POSSIBLE.color), dash: [5, 4] };
+    const series = [{}, ...backends, possible, this.series("fleet", 2.75, FLEET.color)];
+    const bands = [{ series: [names.length + 1, names.length + 2], fill: () => cssValue("--lost-wash") }];
+    this.show({ ...this.options(), series, bands }, [[]]);
   }
 
-  /** `name` is null for the fleet. Colours are functions, so that a redraw follows the colour scheme. */
-  series(name, width, color) {
+  series(key, width, color) {
     const stroke = () => cssValue(color);
     const filter = (plot, number) => lonePoints(plot.data[number]);
     const points = { show: false, filter, size: width + 3, fill: stroke };
-    return { show: !this.hidden.has(name), scale: "y", width, stroke, points };
+    return { show: !this.hidden.has(key), scale: "y", width, stroke, points };
   }
 
   options() {
-    const axis = { stroke: () => cssValue("--muted"), font: FONT, ticks: { show: false } };
-    const rule = { stroke: () => cssValue("--line"), width: 1 };
     const minutes = (_, ticks) => ticks.map((tick) => clock(tick).slice(0, 5));
     return {
-      legend: { show: false },
-      cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
+      cursor: cursor(true),
       scales: { x: { range: wholeLine }, y: { range: [0, 1] } },
       axes: [
-        { ...axis, grid: { show: false }, space: 70, size: 32, gap: 9, values: minutes },
-        { ...axis, grid: rule, size: 46, splits: [0, 0.25, 0.5, 0.75, 1], values: (_, ticks) => ticks.map(percent) },
+        { ...axis(), grid: { show: false }, space: 70, size: 32, gap: 9, incrs: WHOLE_MINUTES, values: minutes },
+        { ...axis(), grid: rule(), size: 46, splits: [0, 0.25, 0.5, 0.75, 1], values: (_, ticks) => ticks.map(percent) },
       ],
-      hooks: { setCursor: [() => this.drawLegend()] },
+      hooks: { setCursor: [() => this.drawLegend()], drawAxes: [(plot) => this.drawMarks(plot)] },
     };
+  }
+
+  drawMarks({ ctx, bbox, scales, valToPos }) {
+    ctx.save();
+    ctx.lineWidth = devicePixelRatio;
+    ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+    for (const { time, color } of this.marks) {
+      if (!(time >= scales.x.min && time <= scales.x.max)) continue;
+      const x = Math.round(valToPos(time, "x", true));
+      ctx.strokeStyle = cssValue(color);
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
   }
 
   /** The figures under the cursor; the latest ones while there is no cursor. */
   drawLegend() {
     if (this.history === null || this.plot === null) return;
-    const { times, fleet, backends } = this.history;
-    const cursor = this.plot.cursor.idx;
-    const index = cursor ?? times.length - 1;
-    const prefix = cursor == null ? "latest, " : "at ";
-    byId("chart-time").textContent = times.length === 0 ? "" : prefix + clock(times[index]);
-    const lines = [[null, fleet], ...this.names.map((name) => [name, backends[name]])];
-    repeat(this.legend, "legend-item", lines, (item, [name, line]) => this.drawLegendItem(item, name, line[index]));
+    const { times, fleet, possible, backends } = this.history;
+    const at = this.index ?? times.length - 1;
+    const prefix = this.index === null ? "latest, " : "at ";
+    byId("chart-time").textContent = times.length === 0 ? "" : prefix + clock(times[at]);
+    const lines = [
+      { ...FLEET, key: "fleet", line: fleet },
+      { ...POSSIBLE, key: "possible", line: possible },
+      ...this.names.map((name) => this.backendItem(name, backends[name])),
+    ];
+    const items = lines.map(({ line, ...item }) => ({
+      ...item,
+      value: percent(line[at]),
+      why: isNumber(line[at]) ? "" : "no prompts in this half minute",
+      hidden: this.hidden.has(item.key),
+    }));
+    drawLegend(this.legend, items, (key) => this.toggle(key));
   }
 
-  drawLegendItem(item, name, ratio) {
-    put(item, "name", name ?? "fleet", name ?? "all backends together");
-    put(item, "value", percent(ratio), isNumber(ratio) ? "" : "no prompts in this half minute");
-    item.querySelector(".swatch").style.background = `var(${name === null ? FLEET_COLOR : colorOf(name)})`;
-    item.dataset.series = name === null ? "fleet" : "backend";
-    const button = item.firstElementChild;
-    button.setAttribute("aria-pressed", String(!this.hidden.has(name)));
-    button.onclick = () => this.toggle(name);
+  backendItem(name, line) {
+    return { kind: "backend", key: `backend ${name}`, color: colorOf(name), name, title: name, line };
   }
 
-  toggle(name) {
-    if (!this.hidden.delete(name)) this.hidden.add(name);
-    const number = name === null ? this.names.length + 1 : this.names.indexOf(name) + 1;
-    this.plot.setSeries(number, { show: !this.hidden.has(name) });
+  toggle(key) {
+    if (!this.hidden.delete(key)) this.hidden.add(key);
+    const keys = [...this.names.map((name) => `backend ${name}`), "possible", "fleet"];
+    this.plot.setSeries(keys.indexOf(key) + 1, { show: !this.hidden.has(key) });
     this.drawLegend();
   }
 }

@@ -68,12 +68,27 @@ export function sparkPath(line) {
   return parts.join("");
 }
 
-/** The history from its first figure on, so that a young router's fills the chart, but no fewer than `least` steps. */
-export function fromFirstFigure({ times, fleet, backends }, least) {
+/**
+ * The history from its first figure on, so that a young router's fills the chart, but no fewer than `least` steps.
+ * `truth` is the tokens by outcome in the same steps, null where they are not counted.
+ */
+export function fromFirstFigure({ times, fleet, possible, backends, truth }, least) {
   const first = Math.max(0, fleet.findIndex(isNumber) - 1);
   const start = Math.max(0, Math.min(first, times.length - least));
-  const lines = Object.entries(backends).map(([name, line]) => [name, line.slice(start)]);
-  return { times: times.slice(start), fleet: fleet.slice(start), backends: Object.fromEntries(lines) };
+  const cut = (lines) => Object.fromEntries(Object.entries(lines).map(([name, line]) => [name, line.slice(start)]));
+  return {
+    times: times.slice(start),
+    fleet: fleet.slice(start),
+    possible: possible?.slice(start) ?? times.slice(start).map(() => null),
+    backends: cut(backends),
+    truth: truth ? { step_s: truth.step_s, times: truth.times.slice(start), outcomes: cut(truth.outcomes) } : null,
+  };
+}
+
+/** Each line with all lines before it added. */
+export function stacked(lines) {
+  let below = lines[0]?.map(() => 0) ?? [];
+  return lines.map((line) => (below = line.map((value, index) => value + below[index])));
 }
 
 /** Indexes of figures with none on either side. */

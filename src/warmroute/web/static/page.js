@@ -3,6 +3,7 @@
 import { isNumber } from "./figures.js";
 
 const SERIES_COLORS = 8;
+const LONGEST_NAME = 60;
 const colorNumbers = new Map();
 
 export const byId = (id) => document.getElementById(id);
@@ -47,12 +48,40 @@ export function repeat(container, templateId, items, draw) {
   const rows = [...container.querySelectorAll(`:scope > [data-row="${templateId}"]`)];
   for (const spare of rows.splice(items.length)) spare.remove();
   while (rows.length < items.length) {
-    const row = byId(templateId).content.firstElementChild.cloneNode(true);
-    row.dataset.row = templateId;
-    container.append(row);
-    rows.push(row);
+    rows.push(copyOf(templateId));
+    container.append(rows.at(-1));
   }
   items.forEach((item, index) => draw(rows[index], item));
+}
+
+/** As `repeat`, but a copy stays with its item, known by `keyOf(item)`: what a person has opened or focused moves along. */
+export function repeatKeyed(container, templateId, items, keyOf, draw) {
+  const rows = new Map([...container.querySelectorAll(`:scope > [data-row="${templateId}"]`)].map((r) => [r.dataset.key, r]));
+  let after = null;
+  for (const item of items) {
+    const key = keyOf(item);
+    const row = rows.get(key) ?? copyOf(templateId);
+    rows.delete(key);
+    row.dataset.key = key;
+    const place = after === null ? container.querySelector(`:scope > [data-row="${templateId}"]`) : after.nextElementSibling;
+    if (row !== place) container.insertBefore(row, place);
+    draw(row, item);
+    after = row;
+  }
+  for (const spare of rows.values()) spare.remove();
+}
+
+function copyOf(templateId) {
+  const row = byId(templateId).content.firstElementChild.cloneNode(true);
+  row.dataset.row = templateId;
+  return row;
+}
+
+/** A foreign name inside a sentence: as text that cannot turn its direction, cut where it is very long. */
+export function nameOf(name) {
+  const node = element("bdi", name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME)}…` : name, "name");
+  node.title = name;
+  return node;
 }
 
 /** Name of the CSS property with a backend's colour; a name keeps its colour while the page is open. */

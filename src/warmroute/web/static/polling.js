@@ -5,7 +5,7 @@ const ANSWER_WITHIN_MS = 8_000;
 /** There is no usable answer; the message is one sentence for the person at the page. */
 class NoAnswer extends Error {}
 
-async function getJson(path) {
+export async function getJson(path) {
   const response = await request(path);
   if (!response.ok) throw new NoAnswer(`${path} answered HTTP ${response.status}.`);
   try {
@@ -24,7 +24,7 @@ async function request(path) {
   }
 }
 
-function problemOf(error) {
+export function problemOf(error) {
   if (error instanceof NoAnswer) return { title: "The router does not answer this page", lines: [error.message] };
   console.error(error);
   const advice = "Reload the page: the router may have been upgraded since it was opened.";
@@ -32,18 +32,23 @@ function problemOf(error) {
 }
 
 /**
- * Gives every answer of `path` to `use`, one request at a time, and rests while the page is hidden. When there is no
- * answer, or `use` throws, `fail` gets {title, lines} and the asking goes on.
+ * Gives every answer of `path()` to `use`, one request at a time, and rests while the page is hidden or `needless()`.
+ * When there is no answer, or `use` throws, `fail` gets {title, lines} and the asking goes on. Returns a function that
+ * asks at once.
  */
-export function poll(path, everyMs, use, fail) {
+export function poll(path, everyMs, use, fail, needless = () => false) {
   let timer = 0;
   let asking = false;
   async function turn() {
     clearTimeout(timer);
     if (asking || document.hidden) return;
+    if (needless()) {
+      timer = setTimeout(turn, everyMs);
+      return;
+    }
     asking = true;
     try {
-      use(await getJson(path));
+      use(await getJson(path()));
     } catch (error) {
       fail(problemOf(error));
     } finally {
@@ -53,4 +58,5 @@ export function poll(path, everyMs, use, fail) {
   }
   document.addEventListener("visibilitychange", turn);
   turn();
+  return turn;
 }
