@@ -8,6 +8,7 @@ from warmroute.core.health import Thresholds
 from warmroute.core.model import BackendSpec
 from warmroute.core.split import Outcome
 from warmroute.fleet.registry import Registry
+from warmroute.fleet.residents import Residents
 from warmroute.observe.counters import RequestCounters
 from warmroute.observe.metrics import RouterCollector
 from warmroute.pins import codec
@@ -40,7 +41,11 @@ def families() -> list[Metric]:
     shared = SharedPins(pins, store, naming, backends=registry.backends, clock=_clock, idle_expiry=1.0)
     ledger = Ledger(Conversations(1), move_cause=lambda decision, backend: "", process_of=lambda backend: 0)
     ledger.tally.tokens["a", Outcome.NEW] = 1
-    collector = RouterCollector(RequestCounters(), registry, pins, _clock, 60.0, memory, shared=shared, ledger=ledger)
+    residents = Residents(b"k" * 32, 1)
+    residents.open("a", "0")
+    collector = RouterCollector(
+        RequestCounters(), registry, pins, _clock, 60.0, memory, shared=shared, ledger=ledger, residents=residents
+    )
     return list(collector.collect())
 
 

@@ -13,19 +13,14 @@ from pydantic import BaseModel
 
 from warmroute.cli import main
 from warmroute.config import BackendConfig, Config
-from warmroute.core.health import Thresholds
 from warmroute.core.identity import SOURCES
-from warmroute.core.model import BackendSpec, Reason
+from warmroute.core.model import Reason
 from warmroute.core.resume import Why
 from warmroute.core.routes import Protocol
-from warmroute.fleet.registry import Registry
-from warmroute.observe.counters import RequestCounters
-from warmroute.observe.metrics import RouterCollector
-from warmroute.pins.memory import PinTable
 from warmroute.proxy import errors
 from warmroute.proxy.errors import Code
-from warmroute.recognition.memory import remember
 
+from .series import names
 from .unit.test_errors import ALL
 
 PROJECT = Path(__file__).parent.parent
@@ -128,16 +123,7 @@ def test_every_configuration_key(path: tuple[str, ...]) -> None:
 # Metrics
 
 
-def metrics() -> list[str]:
-    """Every metric that a router of one backend shows."""
-    pins = PinTable(lambda: 0.0, idle_expiry=1.0, limit=1)
-    registry = Registry([BackendSpec("a", "http://a")], pins, Thresholds(), 0.0)
-    memory = remember(lambda: 0.0, idle_expiry=1.0, entries=1, sessions=1, backends=1)
-    collector = RouterCollector(RequestCounters(), registry, pins, lambda: 0.0, 60.0, memory)
-    return sorted(f"{m.name}_total" if m.type == "counter" else m.name for m in collector.collect())
-
-
-@pytest.mark.parametrize("name", metrics())
+@pytest.mark.parametrize("name", names())
 def test_every_metric(name: str) -> None:
     assert name.startswith("warmroute_")
     assert mentioned(name)
@@ -221,4 +207,4 @@ def test_every_status_of_the_admin_listener() -> None:
 def test_there_is_something_to_document() -> None:
     assert len(FLAGS) > 10
     assert len(list(keys(Config))) > 25
-    assert len(metrics()) > 20
+    assert len(names()) > 20

@@ -14,7 +14,7 @@ import httpx
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from . import assembly, listeners
-from .config import Config, ConfigError, needs_restart, read_secret
+from .config import Config, ConfigError, needs_restart, read_secret, require_extras
 from .core.model import Failure, Phase
 from .core.ring import Ring
 from .fleet.broadcast import Broadcaster
@@ -29,7 +29,6 @@ from .proxy.deadlines import Door
 from .proxy.handshake import SwitchingProtocol
 from .proxy.pools import Pools, silent
 from .proxy.refusals import Refusals
-from .truth.ledger import Answered
 from .web.admin import AdminApp
 
 log = logging.getLogger("warmroute")
@@ -70,6 +69,7 @@ class Router:
         config = self.config
         listen = config.listen
         try:
+            require_extras(config)
             secret = read_secret(config.store)
         except ConfigError as error:
             raise StartError(str(error)) from None
@@ -86,6 +86,8 @@ class Router:
             ("session expiry", self._expire),
             ("reloads", self._reload_when_asked),
         ]
+        if self._kv_events is not None:
+            loops.append(("KV events", self._kv_events.run))
         shared = self.shared
         if shared is not None:
             loops.append(("shared store", lambda: shared.store.run(shared)))
@@ -119,7 +121,7 @@ class Router:
         self._http = httpx.AsyncClient(
             trust_env=False, follow_redirects=False, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)
         )
-        self._prober, self._scraper = assembly.watch(config, kept, self._http)
+        self._prober, self._scraper, self._kv_events = assembly.watch(config, kept, self._http)
         times = assembly.connection_times(config)
         self._pools = Pools(asyncio.get_running_loop(), self._clock)
         self._pools.follow(self._pools.planned(config.specs, times), times)
@@ -145,6 +147,7 @@ class Router:
     def _take(self, made: assembly.Made) -> None:
         self.recognizer, self._state = made.recognizer, made.state
         self._data_app.handler, self._admin_app.inner = made.handler, made.admin_app
+        self._data_app.keys = made.keys
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -161,6 +164,8 @@ class Router:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pools.close()
         await self._http.aclose()
+        if self._kept.spans is not None:
+            await self._kept.spans.close()
         if self._access_log is not None:
             self._access_log.close()
 
@@ -269,6 +274,8 @@ class Router:
         self._pools.follow(pools, times)
         self._prober.follow(assembly.probe_times(config))
         self._scraper.follow(assembly.scrape_times(config), series_filter(config.metrics.vllm_series))
+        if self._kv_events is not None:
+            self._kv_events.follow()
         self.memory.guards.resize(len(config.specs))
         kept.queue.configure(length=config.queue.length, timeout=config.queue.timeout)
         if config.log != before.log:
@@ -294,10 +301,10 @@ class Router:
     def _settle(self, record: RequestRecord) -> None:
         self.counters.add(record)
         self._kept.events.settle(record)
-        if record.backend is not None and record.first_byte_s is not None and record.status < 400:
-            ended = record.started + record.duration_s
-            answered = Answered(record.backend, record.engine, record.decision, record.usage, record.started, ended)
+        if (answered := record.answered()) is not None:
             self._kept.ledger.settle(record.prompt, answered)
+        if self._kept.spans is not None:
+            self._kept.spans.settle(record)
         if self._access_log is not None:
             self._access_log.write(record)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import httpx
 
@@ -21,9 +21,11 @@ from .core.questions import Asks
 from .core.retry import Budget
 from .core.split import BLOCK
 from .fleet.broadcast import Broadcaster
+from .fleet.hearing import hear
 from .fleet.moves import move_cause
 from .fleet.prober import Prober, ProbeTimes
 from .fleet.registry import BackendState, Registry
+from .fleet.residents import Residents
 from .fleet.scraper import Scraper, ScrapeTimes, series_filter
 from .observe.counters import RequestCounters
 from .observe.events import Events
@@ -31,6 +33,7 @@ from .observe.log import AccessLog, as_json, as_text
 from .observe.metrics import MetricsPage, RouterCollector, Work
 from .observe.record import RequestRecord
 from .observe.reloads import Reloads
+from .observe.spans import Spans, spans
 from .observe.state import StateView
 from .observe.truth_view import TruthView
 from .observe.writer import BackgroundWriter
@@ -39,6 +42,7 @@ from .pins.memory import PinTable
 from .pins.shared import SharedPins
 from .proxy.explain import Explainer
 from .proxy.handler import Handler
+from .proxy.keys import Keys
 from .proxy.placement import Placement
 from .proxy.pools import ConnectionTimes, Pools
 from .proxy.queue import Queue
@@ -49,6 +53,9 @@ from .recognition.recognizer import Recognizer
 from .truth.conversations import Conversations
 from .truth.ledger import Ledger
 from .web import admin
+
+if TYPE_CHECKING:
+    from .fleet.kv_events import KvEvents
 
 Clock = Callable[[], float]
 
@@ -68,6 +75,8 @@ class Kept:
     reloads: Reloads
     budget: Budget
     queue: Queue
+    residents: Residents | None
+    spans: Spans | None
     ledger: Ledger
     events: Events
 
@@ -89,6 +98,7 @@ class Made:
 
     recognizer: Recognizer
     handler: Handler
+    keys: Keys | None
     state: StateView
     admin_app: admin.App
 
@@ -98,7 +108,9 @@ def thresholds(config: Config) -> Thresholds:
 
 
 def outlier_limits(config: Config) -> OutlierLimits:
-    return OutlierLimits(config.outlier.failures, config.outlier.rest, config.outlier.longest_rest, config.outlier.stall)
+    return OutlierLimits(
+        config.outlier.failures, config.outlier.rest, config.outlier.longest_rest, config.outlier.stall
+    )
 
 
 def connection_times(config: Config) -> ConnectionTimes:
@@ -128,9 +140,13 @@ def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
         limit=affinity.max_sessions,
     )
     registry = Registry(config.specs, pins, thresholds(config), clock(), outlier_limits(config))
+    secret = secrets.token_bytes(32)
+    # Routers that share pins call a session by the same name, so that each understands what backends tell of it.
+    naming = codec.key_of(store_secret, config.store.prefix) if config.store.redis is not None else secret
+    residents = Residents(naming, config.kv_events.max_blocks) if config.kv_events.enabled else None
     return Kept(
         clock=clock,
-        secret=secrets.token_bytes(32),
+        secret=secret,
         started=clock(),
         pins=pins,
         registry=registry,
@@ -145,18 +161,21 @@ def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
         counters=RequestCounters(),
         reloads=Reloads(),
         budget=budget(config, clock),
-        ledger=_ledger(config, registry),
+        ledger=_ledger(config, registry, residents),
+        residents=residents,
+        spans=spans(config.tracing.endpoint, config.tracing.share),
         events=Events(partial(move_cause, registry), time.time),
         queue=Queue(length=config.queue.length, timeout=config.queue.timeout),
     )
 
 
-def _ledger(config: Config, registry: Registry) -> Ledger:
+def _ledger(config: Config, registry: Registry, residents: Residents | None) -> Ledger:
     return Ledger(
         Conversations(config.truth.max_conversations),
         move_cause=partial(move_cause, registry),
         process_of=lambda name: state.processes if (state := registry.backends.get(name)) else 0,
         block_of=lambda name: (state.scrape.block_size if (state := registry.backends.get(name)) else None) or BLOCK,
+        evicted=residents.evicted if residents is not None else lambda *_: None,
     )
 
 
@@ -181,12 +200,19 @@ def _share(
     )
 
 
-def watch(config: Config, kept: Kept, http: httpx.AsyncClient) -> tuple[Prober, Scraper]:
-    """What looks at the backends."""
+def watch(config: Config, kept: Kept, http: httpx.AsyncClient) -> tuple[Prober, Scraper, "KvEvents | None"]:
+    """What looks at the backends, and hears them where that is wanted."""
     keep_series = series_filter(config.metrics.vllm_series)
     scraper = Scraper(kept.registry, http, scrape_times(config), kept.clock, keep_series, partial(_read, kept.ledger))
-    prober = Prober(kept.registry, http, probe_times(config), kept.clock, came_up=scraper.nudge)
-    return prober, scraper
+    hearing = hear(kept.registry, http, kept.residents)
+
+    def came_up(name: str) -> None:
+        scraper.nudge(name)
+        if hearing is not None:
+            hearing.nudge(name)
+
+    prober = Prober(kept.registry, http, probe_times(config), kept.clock, came_up)
+    return prober, scraper, hearing
 
 
 def _read(ledger: Ledger, state: BackendState) -> None:
@@ -206,18 +232,19 @@ def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
         nonce=lambda: secrets.token_bytes(16),
         known_as=kept.shared.named if kept.shared else None,
     )
-    placement = Placement(kept.registry, kept.pins, _bounds(config), kept.shared)
+    placement = Placement(kept.registry, kept.pins, _bounds(config), kept.shared, kept.residents)
     reader = reader_for(config.affinity.key_sources)
     state = _state(config, kept, hooks)
     return Made(
         recognizer=recognizer,
+        keys=Keys(key.get_secret_value() for key in config.listen.keys) if config.listen.keys else None,
         handler=_handler(config, kept, pools, hooks, recognizer, placement),
         state=state,
         admin_app=admin.build(
             state=state,
             metrics=_metrics(config, kept),
             registry=kept.registry,
-            explainer=Explainer(recognizer, placement, reader, sources, kept.secret),
+            explainer=Explainer(recognizer, placement, reader, sources, kept.secret, kept.residents),
             stopping=hooks.stopping,
             clock=kept.clock,
             drain_deadline=config.drain.deadline,
@@ -256,7 +283,11 @@ def _handler(
         secret=kept.secret,
         recognizer=recognizer,
         ledger=kept.ledger if config.truth.enabled else None,
-        asks=Asks(config.resume.max_body if config.resume.enabled else 0, config.truth.enabled and config.truth.ask_usage),
+        residents=kept.residents,
+        hop=kept.spans.hop if kept.spans is not None else None,
+        asks=Asks(
+            config.resume.max_body if config.resume.enabled else 0, config.truth.enabled and config.truth.ask_usage
+        ),
         resumer=Resumer(
             registry=kept.registry,
             placement=placement,
@@ -284,6 +315,7 @@ def _state(config: Config, kept: Kept, hooks: Hooks) -> StateView:
         memory=kept.memory,
         reloads=kept.reloads,
         store=kept.shared.store if kept.shared else None,
+        residents=kept.residents,
         truth=TruthView(kept.ledger, kept.registry, kept.clock, kept.secret) if config.truth.enabled else None,
     )
 
@@ -301,6 +333,7 @@ def _metrics(config: Config, kept: Kept) -> MetricsPage:
         kept.reloads,
         Work(tasks=lambda: len(asyncio.all_tasks()), waiting=lambda: kept.queue.waiting),
         kept.ledger if config.truth.enabled else None,
+        kept.residents,
     )
     return MetricsPage(collector, kept.registry, kept.clock, stale_after)
 

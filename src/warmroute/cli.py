@@ -12,7 +12,8 @@ from typing import Any, BinaryIO, NoReturn
 import click
 import uvloop
 
-from . import __version__, check, control, demo, saved
+from . import __version__, control, demo, saved
+from .check.command import check_command
 from .config import Config, ConfigError, load
 from .lint.command import lint_command
 from .listeners import StartError
@@ -125,29 +126,6 @@ def config_show(file: Path | None, urls: tuple[str, ...]) -> None:
     """Print the configuration in force, every default included, as JSON."""
     config = _config(file=file, flags={"backends": list(urls) or None})
     click.echo(json.dumps(config.model_dump(mode="json"), indent=2))
-
-
-@main.command("check", short_help="Does the second turn of a chat find the first one cached?")
-@click.argument("url")
-@click.option("--admin", help="Admin address of the router at URL.  [default: port 8081 of its host]")
-@click.option("--model", help="Which model to ask.  [default: the first one listed]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON alone.")
-def check_command(url: str, admin: str | None, model: str | None, as_json: bool) -> None:
-    """Send two turns of a fresh conversation to a vLLM server or a router, and judge by the counters whether the second
-    one found the first in the cache. Exit code 0 if it did, else 1."""
-    if "://" not in url:
-        url = f"http://{url}"
-
-    def say(text: str) -> None:
-        if not as_json:
-            click.echo(text)
-
-    try:
-        report = _run(lambda out: check.run(url, admin=admin, model=model, say=say))
-    except check.CheckError as error:
-        _fail(str(error), RUNTIME_ERROR)
-    click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else check.as_text(report))
-    sys.exit(0 if report.passed else RUNTIME_ERROR)
 
 
 def _admin_options(command: Any) -> Any:
@@ -297,6 +275,7 @@ def explain_command(file: BinaryIO, path: str | None, headers: tuple[str, ...], 
     _show(lambda: control.explain(admin, request), control.explain_text, as_json)
 
 
+main.add_command(check_command)
 main.add_command(lint_command)
 
 

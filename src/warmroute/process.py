@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import resource
 import signal
@@ -31,6 +32,11 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
         names = ", ".join(spec.name for spec in config.specs)
         print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
         print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)
+        if is_open(config):
+            log.warning(
+                "who can reach %s can use the models: set listen.keys, or let only a proxy that asks for keys reach it",
+                router.data_url,
+            )
         _settle_memory()
         number, limits = await end, router.config.limits
         pre_drain = limits.pre_drain if number is signal.SIGTERM else 0.0
@@ -40,6 +46,16 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
         )
         if pre_drain:
             await router.pre_drain()
+
+
+def is_open(config: Config) -> bool:
+    """Whether other machines can use the model API without a key."""
+    host = config.listen.host
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    return not loopback and not config.listen.keys
 
 
 def _listen_to_signals(router: Router) -> asyncio.Future[signal.Signals]:

@@ -660,7 +660,7 @@ async def test_a_client_that_leaves_while_the_next_backend_is_connected_to_gets_
                 await go.wait()
             return await connect(*kind)
 
-        pool.connect = connect  # type: ignore[method-assign]
+        pool.connect = connect  # type: ignore[method-assign,assignment]
     turn = asyncio.ensure_future(ask(routed, model, CHAT, [Fate(5, rst)], request(CHAT), "s"))
     async with asyncio.timeout(10):
         await connecting.wait()

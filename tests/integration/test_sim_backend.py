@@ -459,7 +459,8 @@ async def test_misuse_is_told_plainly() -> None:
     async with backend:
         with pytest.raises(RuntimeError, match="runs already"):
             await backend.start()
-        with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{backend.port}: .*; choose another address or port"):
+        told = rf"cannot listen on 127\.0\.0\.1:{backend.port}: .*; choose another address or port"
+        with pytest.raises(OSError, match=told):
             await SimBackend().start("127.0.0.1", backend.port)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from warmroute.core.drift import Cause
 from warmroute.core.model import Session
+from warmroute.core.residency import Held
 from warmroute.core.sketch import Kind
 from warmroute.core.split import Outcome
 from warmroute.core.usage import Usage
@@ -175,6 +176,22 @@ def test_a_clock_in_the_system_prompt(chat: Chat, ledger: Ledger) -> None:
     assert dict(family.parts) == {"system": 2}
 
 
+def test_an_answer_is_lost_with_the_prompt_that_it_answers(chat: Chat) -> None:
+    for minute in range(3):
+        chat.system = SYSTEM % (b"It is 12:0%d. " % minute + b"Be kind to all who ask you anything. " * 30)
+        chat.turn(0, answer=400)
+    tokens = chat.last()
+    assert tokens[NEW] == pytest.approx(30, abs=3)
+    assert tokens[CHANGED] == pytest.approx(sum(tokens.values()) - 30, abs=3)
+
+
+def test_an_edited_question_has_no_answer_to_lose(chat: Chat) -> None:
+    chat.turn(0)
+    chat.turn(144, answer=400)
+    del chat.history[-2:]
+    assert chat.turn(144, question=33) == {REUSED: 144, NEW: 33, ROUNDING: 6}
+
+
 def test_trimmed_history(chat: Chat, ledger: Ledger) -> None:
     chat.turn(0)
     chat.turn(144)
@@ -270,3 +287,52 @@ def test_only_conversations_of_late_keep_all_their_turns(ledger: Ledger, monkeyp
     kept = [len(found.turns) for chat in chats if (found := ledger.conversations.get(chat.session.key)) is not None]
     assert kept == [1, 2, 2]
     assert chats[0].turn(192) == {REUSED: 192, NEW: 31, ROUNDING: 7}
+
+
+# Where engines tell what they drop
+
+
+@dataclass
+class Engines:
+    """What the engines have told: tokens that each has dropped of a session; None where one does not tell."""
+
+    dropped: dict[tuple[str, str | None], int | None] = field(default_factory=dict)
+    held: list[Held | None] = field(default_factory=list)
+
+    def evicted(self, session: bytes, backend: str, rank: str | None, held: Held | None) -> int | None:
+        assert session == S.key
+        self.held.append(held)
+        return self.dropped.get((backend, rank))
+
+
+@pytest.fixture
+def engines(ledger: Ledger) -> Engines:
+    engines = Engines()
+    ledger.evicted = engines.evicted
+    return engines
+
+
+def test_eviction_is_known_where_the_figures_alone_would_blame_the_answer(chat: Chat, engines: Engines) -> None:
+    chat.turn(0, answer=60)
+    engines.dropped["a", None] = 48
+    assert chat.turn(128) == {REUSED: 128, NEW: 31, ROUNDING: 13, EVICTED: 48}
+    assert chat.cause() == "evicted"
+
+
+def test_what_was_not_dropped_and_yet_not_found_is_unknown(chat: Chat, engines: Engines) -> None:
+    chat.turn(0)
+    engines.dropped["a", None] = 0
+    assert chat.turn(0) == {NEW: 31, ROUNDING: 5, UNKNOWN: 144}
+
+
+def test_an_engine_that_does_not_tell_is_judged_by_the_figures(chat: Chat, engines: Engines) -> None:
+    chat.turn(0, rank="1")
+    assert chat.turn(0, rank="1") == {NEW: 31, ROUNDING: 5, EVICTED: 144}
+    assert engines.held == [None, None]
+
+
+def test_a_session_that_moved_since_it_was_dropped_has_not_lost_by_moving(chat: Chat, engines: Engines) -> None:
+    chat.turn(0)
+    assert chat.turn(0, backend="b", decision="pin_cold") == {NEW: 31, ROUNDING: 5, EVICTED: 144}
+    assert chat.cause() == "evicted"
+    assert chat.turn(0)[MOVED] == 48

@@ -203,3 +203,21 @@ def test_with_too_many_blocks_all_is_forgotten_and_with_too_many_sessions_the_ol
     assert residency.held("b") is None
     assert of(residency, "c") == Held(32, 32, 0, True)
     assert residency.overflows == 1
+
+
+def test_an_inner_block_that_went_first_is_passed_over() -> None:
+    """As when another request's copy of it was dropped."""
+    residency = Residency(100)
+    store(residency, "a", (1, 2, 3, 4))
+    residency.removed([name((1, 2)), name((1, 2, 3))])
+    assert of(residency, "a") == Held(64, 64, 0, True)
+    residency.removed([name((1, 2, 3, 4))])
+    assert of(residency, "a") == Held(64, 16, 48, True)
+
+
+def test_the_session_that_stored_nothing_for_longest_is_forgotten_first() -> None:
+    residency = Residency(100, sessions=2)
+    for label, path in (("a", (1,)), ("b", (2,)), ("a", (1, 3)), ("c", (4,))):
+        store(residency, label, path)
+    assert residency.held("b") is None
+    assert of(residency, "a").live == 32

@@ -1,11 +1,21 @@
 """The configuration: `schema` says what can be told, `load` reads it from flags, environment and one YAML file.
 
-`restart` says which keys a running router cannot take anew.
+`restart` says which keys a running router cannot take anew, `extras` which packages a configuration wants.
 """
 
+from .extras import require_extras
 from .load import ConfigError, load
 from .restart import needs_restart
 from .schema import BackendConfig, Config, StoreConfig
 from .secret import read_secret
 
-__all__ = ["BackendConfig", "Config", "ConfigError", "StoreConfig", "load", "needs_restart", "read_secret"]
+__all__ = [
+    "BackendConfig",
+    "Config",
+    "ConfigError",
+    "StoreConfig",
+    "load",
+    "needs_restart",
+    "read_secret",
+    "require_extras",
+]

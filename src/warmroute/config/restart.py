@@ -4,7 +4,7 @@ from pydantic import BaseModel
 
 from .schema import Config
 
-_WHOLE = ("listen", "store")
+_WHOLE = ("listen", "store", "kv_events", "tracing")
 """Sections that a running router has bound to."""
 _KEYS = {
     "affinity": ("idle_expiry", "unproven_expiry", "max_sessions", "max_history"),
@@ -12,7 +12,7 @@ _KEYS = {
     "truth": ("max_conversations",),
 }
 """Keys of other sections: what is remembered has its size, and client connections have their limits, from the start on."""
-_FREE = {"limits": ("body",)}
+_FREE = {"limits": ("body",), "listen": ("keys",)}
 """Keys of those sections that may change all the same."""
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import (
@@ -20,6 +20,8 @@ from pydantic import (
 
 from ..core.identity import DEFAULT_SOURCES, ladder
 from ..core.model import BackendSpec
+from .keys import ClientKey, Key
+from .urls import is_redis_url, traces_url
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -63,11 +65,12 @@ class _Section(BaseModel):
 
 
 class BackendConfig(_Section):
-    """One vLLM server. `name` defaults to host:port."""
+    """One vLLM server. `name` defaults to host:port; `key` is what it was started with as `--api-key`."""
 
     url: str
     name: str = ""
     weight: Annotated[float, Field(ge=0.1, le=10)] = 1.0
+    key: Key | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -95,17 +98,21 @@ class BackendConfig(_Section):
             raise ValueError(f"{value!r} is not a name; use printable characters")
         return value
 
-    def spec(self) -> BackendSpec:
-        return BackendSpec(self.name or urlsplit(self.url).netloc, self.url, self.weight)
+    def spec(self, key: SecretStr | None = None) -> BackendSpec:
+        """`key` is for those that have none of their own."""
+        own = self.key or key
+        name = self.name or urlsplit(self.url).netloc
+        return BackendSpec(name, self.url, self.weight, own.get_secret_value() if own is not None else None)
 
 
 class ListenConfig(_Section):
-    """Where the router listens: the model API on host:port, dashboard, metrics and control on admin_host:admin_port."""
+    """Where the router listens: the model API, for who shows one of the `keys`, and dashboard, metrics and control (admin)."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     admin_host: str = "127.0.0.1"
     admin_port: Annotated[int, Field(ge=0, le=65535)] = 8081
+    keys: tuple[ClientKey, ...] = ()
 
 
 class AffinityConfig(_Section):
@@ -175,6 +182,7 @@ class UpstreamConfig(_Section):
     """Connections to the backends. vLLM closes idle ones after 5 s, so ours are given up before that."""
 
     connect_timeout: Seconds = 2.0
+    key: Key | None = None
     keepalive_expiry: Annotated[Seconds, Field(lt=5)] = 3.0
 
 
@@ -212,6 +220,13 @@ class MetricsConfig(_Section):
         raise ValueError("expected 'all', 'none' or a list of names")
 
 
+class KvEventsConfig(_Section):
+    """Hearing what backends tell about their caches (--kv-events-config). Wants the extra `kv-events`."""
+
+    enabled: bool = False
+    max_blocks: Annotated[int, Field(ge=1)] = 500_000
+
+
 class StoreConfig(_Section):
     """Pins shared by several routers through a Redis or Valkey; without `redis` each router has its own.
 
@@ -230,7 +245,7 @@ class StoreConfig(_Section):
         if value is None:
             return None
         text = value if "://" in value else f"redis://{value}"
-        if not _is_redis_url(text):
+        if not is_redis_url(text):
             raise ValueError("not the URL of a Redis or Valkey; write it like redis://127.0.0.1:6379/0")
         return text
 
@@ -244,22 +259,6 @@ class StoreConfig(_Section):
     @field_serializer("redis", when_used="json-unless-none")
     def _without_password(self, value: str) -> str:
         return re.sub(r"(?<=://)[^@/]*@", "**********@", value)
-
-
-def _is_redis_url(text: str) -> bool:
-    """Whether all of a URL is understood: scheme, user, password, host, port, database, and TLS options of rediss://."""
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        return False
-    options = parse_qs(parts.query)
-    if parts.scheme == "unix":
-        return bool(parts.path) and not parts.netloc.rpartition("@")[2] and set(options) <= {"db"}
-    known = parts.scheme in ("redis", "rediss") and all(o.startswith("ssl_") for o in options)
-    if options and parts.scheme != "rediss":
-        return False
-    return known and bool(parts.hostname) and port != 0 and re.fullmatch(r"(/\d*)?", parts.path) is not None
 
 
 class LimitsConfig(_Section):
@@ -279,6 +278,21 @@ class LimitsConfig(_Section):
     max_connections: Annotated[int, Field(gt=0)] = 10_000
     pre_drain: SecondsOrNone = 5.0
     shutdown: Seconds = 20.0
+
+
+class TracingConfig(_Section):
+    """A span for each request, to a collector of traces (OTLP over HTTP). Wants the extra `otel`.
+
+    `share` is that of traces which begin here.
+    """
+
+    endpoint: str | None = None
+    share: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    @field_validator("endpoint")
+    @classmethod
+    def _whole(cls, value: str | None) -> str | None:
+        return None if value is None else traces_url(value)
 
 
 class LogConfig(_Section):
@@ -307,8 +321,10 @@ class Config(_Section):
     resume: ResumeConfig = ResumeConfig()
     truth: TruthConfig = TruthConfig()
     metrics: MetricsConfig = MetricsConfig()
+    kv_events: KvEventsConfig = KvEventsConfig()
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()
+    tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
     response_headers: bool = True
 
@@ -324,7 +340,7 @@ class Config(_Section):
 
     @property
     def specs(self) -> tuple[BackendSpec, ...]:
-        return tuple(backend.spec() for backend in self.backends)
+        return tuple(backend.spec(self.upstream.key) for backend in self.backends)
 
     @classmethod
     def from_urls(cls, urls: Sequence[str], **listen: Any) -> Self:

@@ -1,7 +1,7 @@
 """Which headers pass, in both directions, and the bytes of the request that is sent on."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Name and value pairs in the order they came; names are lower case."""
@@ -62,14 +62,15 @@ def request_head(
     *,
     host: bytes,
     body_length: int | None,
-    extra: Iterable[tuple[bytes, bytes]] = (),
+    extra: Headers = (),
 ) -> bytes:
-    """The head of the request to a backend.
+    """The head of the request to a backend. A header among `extra` takes the place of the client's own.
 
     The target is sent as it came, percent-encoding and all. `body_length` is None for a request without a body.
     """
     parts = [method.encode(), b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n"]
-    for name, value in _passing(headers, _NOT_SENT_ON):
+    ours = [name for name, _ in extra if name not in _NOT_SENT_ON]
+    for name, value in _passing(headers, _NOT_SENT_ON.union(ours) if ours else _NOT_SENT_ON):
         parts += (name, b": ", value, b"\r\n")
     for name, value in extra:
         parts += (name, b": ", value, b"\r\n")

@@ -1,7 +1,7 @@
 """The vocabulary: backends, sessions, decisions and failures as plain values."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -11,16 +11,22 @@ from urllib.parse import urlsplit
 class BackendSpec:
     """What a backend is, from the configuration; how it is doing lives in `fleet.registry`.
 
-    `weight` is its share of new sessions relative to the others (1.0 each by default).
+    `weight` is its share of new sessions relative to the others (1.0 each by default); `key` is the one that it demands.
     """
 
     name: str
     url: str
     weight: float = 1.0
+    key: str | None = field(default=None, repr=False)
 
     @property
     def tls(self) -> bool:
         return self.url.startswith("https:")
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        """The header that shows its key; none if it has no key."""
+        return {} if self.key is None else {"authorization": f"Bearer {self.key}"}
 
     @property
     def host(self) -> str:
@@ -52,6 +58,7 @@ class Reason(StrEnum):
     PIN_HIT = "pin_hit"  # the backend that holds this conversation
     PIN_LOST = "pin_lost"  # that backend is gone: chosen anew, the pin moves
     PIN_GONE = "pin_gone"  # that backend is gone, and sessions wait for theirs instead of moving
+    PIN_COLD = "pin_cold"  # that backend has dropped this conversation, and is busy: chosen anew, the pin moves
     PIN_SPILL = "pin_spill"  # that backend is full: served elsewhere this once, the pin stays
     RING = "ring"  # a new session at its home on the ring
     RING_SPILL = "ring_spill"  # a new session whose home is over its bound: the next one in ring order

@@ -87,9 +87,11 @@ def decide(
     exclude: Collection[str] = (),
     bounds: Bounds = DEFAULT_BOUNDS,
     wishes: Wishes = NO_WISHES,
+    cold: bool = False,
 ) -> Decision:
     """Choose a backend and say why; changes nothing.
 
+    `cold` says that the pin's backend is known to have nothing left of the session.
     `exclude` names the backends that have failed this request already. `request_key` breaks ties between equally loaded
     backends for a request without a session.
     """
@@ -101,6 +103,9 @@ def decide(
         pinned = fleet.backends.get(pin.backend)
         served = pinned is not None and _serves(pinned, model)
         if pinned is not None and served and pinned.available and pinned.name not in exclude:
+            elsewhere = _leave_cold(fleet, session, pinned, model, exclude, bounds) if cold else None
+            if elsewhere is not None:
+                return elsewhere
             if _full(pinned, bounds):
                 return _spill(fleet, session, pinned, pin, model, exclude, bounds)
             engine = pin.engine if _has_engine(pinned, pin.engine) else pick_engine(pinned, session.key)
@@ -132,6 +137,28 @@ def decide(
 
 def _full(backend: Candidate, bounds: Bounds) -> bool:
     return 0 < bounds.full <= backend.in_flight
+
+
+def _leave_cold(
+    fleet: Fleet, session: Session, pinned: Candidate, model: str | None, exclude: Collection[str], bounds: Bounds
+) -> Decision | None:
+    """Nothing holds the session where it lives: where that is busier than its share, or to be left, it goes elsewhere.
+
+    Otherwise it stays (None), since a move gains nothing. As with a session that is near another one, some requests may
+    run there in any case.
+    """
+    if bounds.strict:
+        return None
+    candidates = [b for b in fleet.serving(model, exclude) if b.accepts_new and not _full(b, bounds)]
+    others = [b for b in candidates if b is not pinned]
+    if not others:
+        return None
+    if pinned in candidates:
+        share = (sum(b.in_flight for b in candidates) + 1) * pinned.weight / sum(b.weight for b in candidates)
+        if pinned.in_flight + 1 <= max(bounds.near_in_flight, _limit(share, bounds.in_flight)):
+            return None
+    _, chosen = _place(fleet.ring, others, session.key, bounds)
+    return Decision(Reason.PIN_COLD, chosen.name, pick_engine(chosen, session.key), PinChange.MOVE)
 
 
 def _spill(

@@ -45,12 +45,19 @@ class Split(NamedTuple):
 
 
 def split(
-    prompt: int, cached: int | None, expected: Expected | None, *, block: int = BLOCK, older: bool = False
+    prompt: int,
+    cached: int | None,
+    expected: Expected | None,
+    *,
+    block: int = BLOCK,
+    older: bool = False,
+    gone: int | None = None,
 ) -> Split:
     """Put each of `prompt` tokens under an outcome; `cached` is what the backend says it had (None: it does not say).
 
-    `expected` is None for a prompt that goes on from none; `older` says that there was one that is not known. vLLM reuses
-    whole blocks, and computes a prompt's last token in any case.
+    `expected` is None for a prompt that goes on from none; `older` says that there was one that is not known. `gone` is how
+    much of the last prompt the engine has told to have dropped, None if it does not tell: what is missing is then put down to
+    that where the figures allow. vLLM reuses whole blocks, and computes a prompt's last token in any case.
     """
     if cached is None:
         return Split({Outcome.UNKNOWN: prompt} if prompt else {})
@@ -71,11 +78,15 @@ def split(
     left -= rounding
     found[Outcome.MOVED] = moved = max(0, min(left, reachable - max(here, cached // block * block)))
     left -= moved
+    if gone is not None:
+        slack = 2 * block if gone else 0  # ends of prompts are told in whole blocks
+        found[Outcome.EVICTED] = evicted = left if left <= gone + slack else gone
+        left -= evicted
     answer_changed = left > 0 and moved == 0 and cached >= expected.asked // block * block - block and cached > 0
     if answer_changed:
         found[Outcome.PROMPT_CHANGED] += left
     else:
-        found[Outcome.EVICTED] = left
+        found[Outcome.EVICTED if gone is None else Outcome.UNKNOWN] = left
     return Split(_some(found), answer_changed)
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import httpx
 import msgspec
 
+from ..core.model import BackendSpec
 from .fetch import FetchError, explained
 from .registry import BackendState
 
@@ -74,7 +75,7 @@ class Broadcaster:
 
     async def _tell_one(self, backend: BackendState, order: Order) -> Told:
         try:
-            told = await self._ask(backend.spec.url, order)
+            told = await self._ask(backend.spec, order)
         except FetchError as error:
             told = Told(ok=False, error=str(error))
         if order.path not in _LORA:
@@ -82,10 +83,11 @@ class Broadcaster:
         await self._read_models(backend)  # whatever it said: after a timeout it may have done it
         return msgspec.structs.replace(told, models_error=backend.models_error)
 
-    async def _ask(self, url: str, order: Order) -> Told:
+    async def _ask(self, spec: BackendSpec, order: Order) -> Told:
         """Raises FetchError."""
-        target = f"{url}{order.path}{'?' if order.query else ''}{order.query}"
-        headers = [("accept-encoding", "identity"), *order.headers]
+        target = f"{spec.url}{order.path}{'?' if order.query else ''}{order.query}"
+        own = spec.credentials
+        headers = [("accept-encoding", "identity"), *own.items(), *(h for h in order.headers if h[0] not in own)]
         times = httpx.Timeout(None, connect=_CONNECT)
         with explained():
             try:

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import httpx
@@ -20,10 +20,12 @@ class FetchError(Exception):
         self.own = own
 
 
-async def fetch(client: httpx.AsyncClient, url: str, *, timeout: float, limit: int) -> bytes:
+async def fetch(
+    client: httpx.AsyncClient, url: str, *, timeout: float, limit: int, headers: Mapping[str, str] | None = None
+) -> bytes:
     """The page's body, of a 2xx answer. Seconds for the whole of it, and bytes at most. Raises FetchError."""
     with explained():
-        async with asyncio.timeout(timeout), client.stream("GET", url) as response:
+        async with asyncio.timeout(timeout), client.stream("GET", url, headers=headers) as response:
             if not response.is_success:
                 raise FetchError(f"{httpx.URL(url).path} answered {response.status_code}")
             body = bytearray()

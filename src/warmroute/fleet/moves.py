@@ -13,6 +13,7 @@ class Move(StrEnum):
     DRAIN = "drain"  # its backend was drained
     REMOVED = "removed"  # its backend is no longer configured
     SPILL = "spill"  # its backend was full
+    COLD = "cold"  # its backend had dropped it, and was busy
     OWNER = "owner"  # it names a response that another backend made
     FORGOTTEN = "forgotten"  # its pin had expired, or another router placed it
 
@@ -21,6 +22,8 @@ def move_cause(registry: Registry, decision: str, left: str) -> Move:
     """Why a request that was placed by this decision did not go to the backend that its conversation left."""
     if decision == Reason.PIN_SPILL:
         return Move.SPILL
+    if decision == Reason.PIN_COLD:
+        return Move.COLD
     if decision == Reason.OWNER:
         return Move.OWNER
     backend = registry.backends.get(left)

@@ -96,7 +96,8 @@ class Prober:
     async def _check(self, spec: BackendSpec) -> str | None:
         """None if the backend is healthy, else why not. Raises FetchError if the router itself could not ask."""
         try:
-            await fetch(self._client, f"{spec.url}/health", timeout=self._times.timeout, limit=_HEALTH_LIMIT)
+            url, timeout = f"{spec.url}/health", self._times.timeout
+            await fetch(self._client, url, timeout=timeout, limit=_HEALTH_LIMIT, headers=spec.credentials)
         except FetchError as error:
             if error.own:
                 raise
@@ -111,7 +112,8 @@ class Prober:
         error, number = None, next(self._reads)
         try:
             url = f"{state.spec.url}/v1/models"
-            body = await fetch(self._client, url, timeout=self._times.timeout, limit=_MODELS_LIMIT)
+            shown, timeout = state.spec.credentials, self._times.timeout
+            body = await fetch(self._client, url, timeout=timeout, limit=_MODELS_LIMIT, headers=shown)
             cards = _cards(msgspec.json.decode(body))
             if cards and number > state.models_read and self._registry.backends.get(state.name) is state:
                 state.models_read = number

@@ -85,9 +85,8 @@ class Scraper:
     async def _read(self, state: BackendState) -> None:
         error = None
         try:
-            page = await fetch(
-                self._client, f"{state.spec.url}/metrics", timeout=self._times.timeout, limit=_PAGE_LIMIT
-            )
+            url, timeout = f"{state.spec.url}/metrics", self._times.timeout
+            page = await fetch(self._client, url, timeout=timeout, limit=_PAGE_LIMIT, headers=state.spec.credentials)
             take(self._registry, state, parse(page.decode("utf-8", "replace"), state.name, self._keep), self._clock())
             self._read_it(state)
         except FetchError as problem:

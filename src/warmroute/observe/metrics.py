@@ -11,6 +11,7 @@ from .. import __version__
 from ..core import exposition
 from ..core.resume import Why
 from ..fleet.registry import BackendState, Registry
+from ..fleet.residents import Residents
 from ..fleet.scraper import is_stale
 from ..pins.memory import PinTable
 from ..pins.shared import SharedPins
@@ -18,6 +19,7 @@ from ..recognition.memory import Memory
 from ..truth.ledger import Ledger
 from .counters import Histogram, RequestCounters
 from .hit_rates import Tier, fleet_windowed, ratio, tier_of, windowed
+from .kv_metrics import kv_events
 from .reloads import Reloads
 from .truth_metrics import truth
 
@@ -48,8 +50,10 @@ class RouterCollector(Collector):
         reloads: Reloads | None = None,
         work: Work | None = None,
         ledger: Ledger | None = None,
+        residents: Residents | None = None,
     ) -> None:
         self._ledger = ledger
+        self._residents = residents
         self._counters = counters
         self._registry = registry
         self._pins = pins
@@ -78,6 +82,8 @@ class RouterCollector(Collector):
         yield from _config(self._reloads)
         if self._ledger is not None:
             yield from truth(self._ledger)
+        if self._residents is not None:
+            yield from kv_events(self._residents, backends)
         if self._shared is not None:
             yield from _store(self._shared)
 

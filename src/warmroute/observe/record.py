@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 
 from ..core.model import Failure
+from ..core.residency import Held
+from ..core.trace import Hop
 from ..core.usage import NO_USAGE, Usage
-from ..truth.ledger import NO_PROMPT, Prompt
+from ..truth.ledger import NO_PROMPT, Answered, Prompt
 
 
 @dataclass(slots=True)
@@ -12,8 +14,8 @@ class RequestRecord:
     """One request. Times are seconds since its arrival (`started` is the clock at arrival); None where it never happened.
 
     `path` is a route's label and never what a client typed; `session` is a keyed digest and never an id. `resumed` says how a
-    stream that broke off was gone on with: "resumed", or why not. `error` is the code of the router's own error, if that is
-    what the client got.
+    stream that broke off was gone on with: "resumed", or why not. `held` is what the engine had of the session when it was
+    chosen. `error` is the code of the router's own error, if that is what the client got.
     """
 
     id: str
@@ -31,6 +33,8 @@ class RequestRecord:
     attempts: int = 0
     usage: Usage = NO_USAGE
     prompt: Prompt = NO_PROMPT
+    held: Held | None = None
+    hop: Hop | None = None
     connected_s: float | None = None
     first_byte_s: float | None = None
     duration_s: float = 0.0
@@ -48,6 +52,14 @@ class RequestRecord:
             failure.detail if failure.detail.startswith(f"{backend} ") else f"{backend}: {failure.detail}"
             for backend, failure in self.failures
         ]
+
+    def answered(self) -> Answered | None:
+        """The request as the ledger takes it; None if no backend has answered it."""
+        if self.backend is None or self.first_byte_s is None or self.status >= 400:
+            return None
+        ended = self.started + self.duration_s
+        held = self.held if self.resumed is None else None
+        return Answered(self.backend, self.engine, self.decision, self.usage, self.started, ended, held)
 
     def as_dict(self) -> dict[str, object]:
         """The record as flat JSON values, in the order in which people read it."""

@@ -17,6 +17,7 @@ from .client import Client, Receive, Scope, Send
 from .errors import RouterError
 from .handler import Handler
 from .handshake import refusal
+from .keys import Keys, without_keys
 from .refusals import Refusals
 
 log = logging.getLogger("warmroute.proxy")
@@ -43,7 +44,7 @@ def health_answer(path: str, not_ready: list[str], stopping: bool) -> tuple[int,
 class DataApp:
     """The ASGI application of the data port; whatever goes wrong inside becomes one JSON error and one counted log line.
 
-    `handler` may be replaced at any time: what runs ends where it began.
+    `handler` and `keys` may be replaced at any time: what runs ends where it began. Without keys everybody is served.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class DataApp:
         self._stopping = stopping
         self._internal_error = internal_error
         self._refusals = refusals
+        self.keys: Keys | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,6 +75,8 @@ class DataApp:
             elif scope["method"] == "OPTIONS":
                 # A browser asks whether a page may call: what vLLM allows (--allowed-origins) is for vLLM to say.
                 await self.handler.handle(replace(route, shape=None, beside=True), scope, client, receive)
+            elif self.keys is not None and not self._admitted(scope, self.keys):
+                await self._refuse(client, scope, errors.no_key(), route)
             elif scope["method"] not in route.methods:
                 await self._refuse(client, scope, errors.method_not_allowed(route.label, route.methods), route)
             elif route is routes.REALTIME and (error := refusal(scope)) is not None:
@@ -89,6 +93,13 @@ class DataApp:
             self._internal_error("data")
             if not client.started:
                 await send_error(client, errors.internal(), protocol)
+
+    @staticmethod
+    def _admitted(scope: Scope, keys: Keys) -> bool:
+        """Whether the client shows a key; what it shows goes no further."""
+        headers = scope["headers"]
+        scope["headers"] = without_keys(headers)
+        return keys.admit(headers)
 
     async def _elsewhere(self, scope: Scope, client: Client) -> None:
         path: str = scope["path"]

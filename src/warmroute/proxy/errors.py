@@ -29,6 +29,7 @@ class Code(StrEnum):
 
     BAD_REQUEST = "bad_request", 400
     BAD_HANDSHAKE = "bad_handshake", 400
+    INVALID_API_KEY = "invalid_api_key", 401
     UNKNOWN_PATH = "unknown_path", 404
     MODEL_NOT_FOUND = "model_not_found", 404
     METHOD_NOT_ALLOWED = "method_not_allowed", 405
@@ -49,6 +50,7 @@ class Code(StrEnum):
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
+    401: "authentication_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
@@ -68,6 +70,7 @@ class RouterError:
     message: str
     retry_after: int | None = None
     allow: tuple[str, ...] = ()
+    challenge: bool = False
 
     @property
     def status(self) -> int:
@@ -96,6 +99,8 @@ class RouterError:
         headers = [(b"content-type", b"application/json")]
         if self.retry_after is not None:
             headers.append((b"retry-after", str(self.retry_after).encode()))
+        if self.challenge:
+            headers.append((b"www-authenticate", b"Bearer"))
         if self.allow:
             headers.append((b"allow", ", ".join(self.allow).encode()))
         if self.code is Code.UPGRADE_REQUIRED:
@@ -154,6 +159,14 @@ def too_many_connections(limit: int) -> RouterError:
         Code.TOO_MANY_CONNECTIONS,
         f"the router has {limit} connections already; try again shortly, or raise limits.max_connections",
         retry_after=2,
+    )
+
+
+def no_key() -> RouterError:
+    return RouterError(
+        Code.INVALID_API_KEY,
+        "the request shows no key that this router knows; give the client one of listen.keys as its API key",
+        challenge=True,
     )
 
 

@@ -9,6 +9,7 @@ from ..core.headers import Headers, first_values
 from ..core.identity import Rung, digest
 from ..core.model import Reason
 from ..core.side import NOT_A_TURN
+from ..fleet.residents import Residents
 from ..recognition.conversations import Match
 from ..recognition.recognizer import Recognizer, Turn
 from .placement import Placement
@@ -32,6 +33,7 @@ class Explainer:
     reader: FieldReader
     ladder: Sequence[Rung]
     secret: bytes
+    residents: Residents | None = None
 
     def explain(self, method: str, path: bytes, headers: Headers, body: bytes) -> dict[str, Any]:
         """A JSON object that says what the request is, who won and was refused, and where it would go."""
@@ -63,7 +65,23 @@ class Explainer:
             "decision": decision.reason,
             "backend": decision.backend,
             "engine": decision.engine,
+            "warm": self._warm(turn),
         }
+
+    def _warm(self, turn: Turn) -> list[dict[str, Any]] | None:
+        """What is left of the session on each engine that had it; None where backends are not asked to tell."""
+        if self.residents is None:
+            return None
+        return [
+            {
+                "backend": backend,
+                "engine": engine,
+                "tokens": held.tokens,
+                "live_tokens": held.live,
+                "whole": held.whole,
+            }
+            for backend, engine, held in (self.residents.warm(turn.session.key) if turn.session is not None else ())
+        ]
 
     @staticmethod
     def _recognised(turn: Turn, reason: Reason) -> str:

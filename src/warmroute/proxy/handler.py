@@ -16,8 +16,10 @@ from ..core.relay import Relay, RelayState
 from ..core.retry import MAX_SENT, Budget, Verdict, is_fault, verdict
 from ..core.routes import Route, response_id
 from ..core.tap import TokenTap
+from ..core.trace import Hop
 from ..core.unasked import UsageFilter
 from ..fleet.registry import Registry
+from ..fleet.residents import Residents
 from ..observe.record import RequestRecord
 from ..recognition.recognizer import Recognizer
 from ..truth.ledger import Ledger
@@ -29,7 +31,7 @@ from .connection import ClientGone, Connection, UpstreamError
 from .errors import Code
 from .handshake import SWITCHED
 from .in_flight import InFlight
-from .looking import look
+from .looking import label, look
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
 from .queue import Queue
@@ -61,6 +63,8 @@ class Handler:
         secret: bytes,
         recognizer: Recognizer,
         ledger: Ledger | None,
+        residents: Residents | None,
+        hop: Callable[[bytes | None], Hop] | None,
         asks: Asks,
         resumer: Resumer,
         reader: FieldReader,
@@ -78,6 +82,8 @@ class Handler:
         self._secret = secret
         self._recognizer = recognizer
         self._ledger = ledger
+        self._residents = residents
+        self._hop = hop
         self._asks = asks
         self._resumer = resumer
         self._reader = reader
@@ -96,6 +102,7 @@ class Handler:
             path=route.label,
             started=self._clock(),
             time=time.time(),
+            hop=self._hop(named.get(b"traceparent")) if self._hop is not None else None,
         )
         incoming = Incoming(receive, named, self._body_limit, client.connection)
         try:
@@ -140,6 +147,7 @@ class Handler:
         record.key_source = turn.source
         if turn.session is not None:
             record.session = digest(turn.session.key, self._secret)
+            x.label = label(self._residents, turn, x.request) if self._residents is not None else None
         self._recognizer.goes(turn)
         self._budget.request()
         while True:
@@ -150,6 +158,8 @@ class Handler:
                 return
             x.record.backend, x.record.engine = placed.backend, placed.decision.engine
             x.record.decision = placed.decision.reason
+            if self._residents is not None and turn.session is not None:
+                record.held = self._residents.held(turn.session.key, placed.backend, placed.decision.engine)
             try:
                 with placed.lease:
                     failure = await self._attempt(x, placed)
@@ -220,7 +230,7 @@ class Handler:
             request.headers,
             host=pool.host_header,
             body_length=x.body_length,
-            extra=x.for_backend(decision.engine),
+            extra=x.for_backend(decision.engine, self._registry.backends[placed.backend].spec.key),
         )
         body = x.asked.body if x.upload is None else x.upload.framed(x.asked.body)
         connection.send(head, body, head_only=request.method == "HEAD")

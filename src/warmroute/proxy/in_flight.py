@@ -19,7 +19,7 @@ class InFlight:
     """One request on its way. `asked` is what is sent on, of an `upload` its opening.
 
     `relay` and `listener` are those of the answer that streams. `exclude` names the backends that have failed it; `sent`
-    counts those that have had it sent to them.
+    counts those that have had it sent to them. `label` is what backends that tell about their caches call the session.
     """
 
     request: Request
@@ -29,17 +29,27 @@ class InFlight:
     turn: Turn
     model: str | None
     asked: Asked
+    label: str | None = None
     upload: Upload | None = None
     relay: Relay | None = None
     listener: Listener | None = None
     exclude: set[str] = field(default_factory=set)
     sent: int = 0
 
-    def for_backend(self, engine: str | None) -> list[tuple[bytes, bytes]]:
-        """The headers that a backend gets from the router: the request's id, and the engine where there are several."""
+    def for_backend(self, engine: str | None, key: str | None) -> list[tuple[bytes, bytes]]:
+        """The headers that a backend gets from the router: the request's id, the engine where there are several, its key."""
         headers = [(b"x-request-id", self.record.id.encode())]
+        if key is not None:
+            headers.append((b"authorization", b"Bearer " + key.encode()))
         if engine is not None:
             headers.append((b"x-data-parallel-rank", engine.encode()))
+        hop = self.record.hop
+        if hop is not None:
+            headers.append((b"traceparent", hop.header))
+            if hop.parent is None and self.request.header(b"tracestate") is not None:
+                headers.append((b"tracestate", b""))  # that of a trace which this one does not belong to
+        if self.label is not None:
+            headers.append((b"x-session-id", self.label.encode()))
         if self.upload is not None and self.upload.length is None:
             headers.append((b"transfer-encoding", b"chunked"))
         if self.opens is Handshake:

@@ -1,6 +1,7 @@
-"""Looks at a request's prompt for the account of its tokens."""
+"""Looks at a request for the account of its tokens: at its prompt, and at what vLLM will call its session."""
 
 from ..core.routes import Route
+from ..fleet.residents import Residents
 from ..recognition.recognizer import Turn
 from ..truth.ledger import NO_PROMPT, Ledger, Prompt
 from .parts import parts_of
@@ -19,3 +20,16 @@ def look(ledger: Ledger, request: Request, route: Route, turn: Turn) -> Prompt:
         return NO_PROMPT
     came_from = turn.found.session if turn.new and turn.found is not None else None
     return ledger.look(session, parts, came_from, older=not turn.new)
+
+
+def label(residents: Residents, turn: Turn, request: Request) -> str | None:
+    """What backends are to call a turn's session, so that their events name it; None for what is of no session.
+
+    vLLM goes by a `session_id` in the body before it looks at the header that the label is sent in.
+    """
+    if turn.session is None:
+        return None
+    named = request.field("session_id") if turn.source == "session_id" else None
+    if isinstance(named, str):
+        residents.also_called(turn.session.key, named)
+    return residents.label(turn.session.key)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ..core.model import Decision, PinChange, Reason, Session
 from ..core.policy import NO_WISHES, Bounds, Wishes, decide
 from ..fleet.registry import Lease, Registry
+from ..fleet.residents import Residents
 from ..pins.memory import PinTable
 from ..pins.shared import SharedPins
 
@@ -28,9 +29,17 @@ class Placed(NamedTuple):
 class Placement:
     """Where requests go. `place` is followed by `confirm` at the first content or by `withdraw`."""
 
-    def __init__(self, registry: Registry, pins: PinTable, bounds: Bounds, shared: SharedPins | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        pins: PinTable,
+        bounds: Bounds,
+        shared: SharedPins | None = None,
+        residents: Residents | None = None,
+    ) -> None:
         self._registry = registry
         self._pins = pins
+        self._residents = residents
         self._bounds = bounds
         # Bounds that nothing exceeds: what each router counts differs, its ring does not, so they agree without asking.
         self._ring_alone = replace(bounds, sessions=1e9, even=0, in_flight=1e9)
@@ -53,15 +62,21 @@ class Placement:
         bounds: Bounds | None = None,
     ) -> Decision:
         """Where the request would go now."""
+        pin = self._pins.get(session.key) if session else None
+        residents = self._residents
         return decide(
             self._registry.fleet(),
             session=session,
-            pin=self._pins.get(session.key) if session else None,
+            pin=pin,
             model=model,
             request_key=request_key,
             exclude=exclude,
             bounds=bounds or self._bounds,
             wishes=wishes,
+            cold=pin is not None
+            and session is not None
+            and residents is not None
+            and residents.cold(session.key, pin.backend, pin.engine),
         )
 
     def place(

@@ -1,6 +1,5 @@
 """Goes on with a stream on another backend after its own has died, so that the client sees one unbroken answer."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -144,7 +143,7 @@ class Resumer:
     def _send(self, x: InFlight, placed: Placed, connection: Connection, pool: Pool, path: bytes, body: bytes) -> None:
         if x.client.gone:
             raise ClientGone
-        extra = x.for_backend(placed.decision.engine)
+        extra = x.for_backend(placed.decision.engine, self._registry.backends[placed.backend].spec.key)
         headers, length = x.request.headers, len(body)
         target = pool.base_path + path
         head = request_head("POST", target, headers, host=pool.host_header, body_length=length, extra=extra)
@@ -177,6 +176,6 @@ class Resumer:
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    """All fields of a request's body; the backend that began to answer it has read them."""
-    found = json.loads(body)
+    """All fields of a request's body; none if they cannot be read here, though the backend has read them."""
+    found = decoded(body)
     return found if isinstance(found, dict) else {}

@@ -1,0 +1,30 @@
+"""Packages that only some configurations want."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from .load import ConfigError
+from .schema import Config
+
+
+def require_extras(config: Config) -> None:
+    """Raises ConfigError if a package is missing that this configuration wants."""
+    for key, module, extra in _wanted(config):
+        if not _is_there(module):
+            raise ConfigError(f"{key} needs a package that is not installed: pip install 'warmroute[{extra}]'")
+
+
+def _wanted(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Key, module and extra of all that is wanted beyond the declared dependencies."""
+    if config.kv_events.enabled:
+        yield "kv_events.enabled", "zmq", "kv-events"
+    if config.tracing.endpoint is not None:
+        yield "tracing.endpoint", "opentelemetry.sdk", "otel"
+        yield "tracing.endpoint", "opentelemetry.exporter.otlp.proto.http", "otel"
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
