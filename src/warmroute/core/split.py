@@ -1,6 +1,5 @@
 """What became of a turn's prompt tokens, and why: what was expected of the cache, against what it had."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -22,8 +21,7 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"  # the backend does not say how much was cached, or what came before is not known
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(NamedTuple):
     """What could have hit, in tokens of the new prompt, each part of the one before.
 
     `known`: its beginning is the same as one that some engine has computed for this conversation. `here`: as one that this

@@ -22,11 +22,12 @@ ANSWER = "answer"
 RESTART, GONE = "restart", "evicted"
 _MOST_MASKS = 4096
 """System prompts and their parts whose masks are remembered, so that conversations which share them do not pay again."""
+_MISSED = (Outcome.MOVED, Outcome.EVICTED, Outcome.PROMPT_CHANGED)
 _FAMILY = 120
 """Bytes of a system prompt's JSON that tell applications apart, and seldom have a clock in them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Prompt:
     """A request's prompt as it was looked at: held by the request until its end."""
 
@@ -38,7 +39,7 @@ class Prompt:
     older: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answered:
     """Who answered a request, why it was there, what was said of its tokens; when it came and when it ended, in seconds.
 
@@ -115,10 +116,14 @@ class Ledger:
         there = before.last_on(engine) if before is not None else None
         if drifted is not None and drifted.cause in MAY_COST_NOTHING and there is not None and there.engine == engine:
             _blame_the_prompt(tokens)
-        causes = self._causes(prompt, there, engine, answered.decision, answer_changed)
+        causes: dict[Outcome, str] = {}
+        if any(outcome in tokens for outcome in _MISSED):
+            causes = self._causes(prompt, there, engine, answered.decision, answer_changed)
         idle = None if there is None else max(0.0, answered.began - there.at)
         taken = TurnTaken(answered.ended, answered.backend, answered.decision, usage.prompt, usage.cached, idle, tokens)
-        taken.cause = next((causes[o] for o in sorted(tokens, key=lambda o: -tokens[o]) if o in causes), "")
+        if causes:
+            most = max((outcome for outcome in _MISSED if outcome in tokens), key=tokens.__getitem__)
+            taken.cause = causes[most]
         self.tally.add(taken, causes)
         if prompt.session is None or prompt.sketch is None:
             return
@@ -128,7 +133,8 @@ class Ledger:
             if there is not None and there.engine == engine and drifted.cause is None and not answer_changed:
                 self._warmth(there, idle or 0.0, usage, block)
         known = self.conversations.take(prompt.session, prompt.family, prompt.sketch)
-        known.went = causes.get(Outcome.MOVED, known.went)
+        if before is not None and _elsewhere(before, engine):
+            known.went = self.move_cause(answered.decision, before.computed[0].engine.backend)
         computed = Computed(engine, prompt.sketch.size, usage.prompt, usage.completion or 0, answered.ended)
         known.goes_on(prompt.sketch, drifted, computed)
         known.turns.append(taken)
@@ -148,7 +154,7 @@ class Ledger:
         """Why tokens of each outcome were missed."""
         before = prompt.before
         causes = {Outcome.EVICTED: RESTART if there is not None and there.engine != engine else GONE}
-        if before is not None and before.computed and before.computed[0].engine[:2] != engine[:2]:
+        if before is not None and _elsewhere(before, engine):
             causes[Outcome.MOVED] = self.move_cause(decision, before.computed[0].engine.backend)
         elif before is not None:
             causes[Outcome.MOVED] = before.went or "unknown"
@@ -157,6 +163,11 @@ class Ledger:
         elif prompt.drift is not None and prompt.drift.cause is not None:
             causes[Outcome.PROMPT_CHANGED] = prompt.drift.cause
         return causes
+
+
+def _elsewhere(before: Conversation, engine: Engine) -> bool:
+    """Whether the last turn was computed by another engine."""
+    return bool(before.computed) and before.computed[0].engine[:2] != engine[:2]
 
 
 def _estimated(prompt: Prompt) -> Usage:
