@@ -302,10 +302,15 @@ async def test_the_command_says_first_how_much_it_asks(start: Start) -> None:
     assert json.loads(told.stdout)["engines"] == ["0", "1"]
 
 
+def heed_interrupts() -> None:
+    """What a shell has started in the background ignores them, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 async def test_watching_tells_a_line_each_time_until_it_is_interrupted(start: Start) -> None:
     backend = await start()
     words = [*COMMAND, "check", backend.url, "--watch", "100ms"]
-    process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE, preexec_fn=heed_interrupts)
     assert process.stdout is not None
     async with asyncio.timeout(60):
         lines = [(await process.stdout.readline()).decode() for _ in range(2)]

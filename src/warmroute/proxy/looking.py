@@ -8,9 +8,15 @@ from .parts import parts_of
 from .request import Request
 
 
+_LONGEST = 4 << 20
+"""Bytes of a body that are looked at; to look at more would keep all others waiting for a tenth of a second."""
+
+
 def look(ledger: Ledger, request: Request, route: Route, turn: Turn) -> Prompt:
     """What the ledger has to know of a prompt; NO_PROMPT where nothing tells which one it goes on from."""
     session = turn.session
+    if len(request.body) > _LONGEST:
+        return Prompt(older=True)
     if session is None or route.shape is None:
         return NO_PROMPT
     if request.has("previous_response_id"):
