@@ -18,7 +18,7 @@ from tests.vllm.conversations import Conversations
 from tests.vllm.servers import MODEL, VllmServer
 
 STREAMS = 12
-TOKENS = 400
+TOKENS = 1000
 UNDER_WAY = 40
 """Events after which a stream is surely in its middle."""
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -154,7 +154,7 @@ async def _every_stream_ends_as_if_nothing_had_died(
     assert [one.errors for one in ended] == [[]] * STREAMS
     assert all(one.whole for one in ended)
     assert resumed > 0
-    assert set(outcomes) == {"resumed"}
+    assert {outcome for outcome, count in outcomes.items() if count} == {"resumed"}
     assert [one.roles for one in ended] == [one.roles for one in unbroken]
     assert not any(one.told_tokens for one in ended)
     assert [one.counted for one in ended] == [one.counted for one in unbroken]
@@ -187,7 +187,7 @@ async def _conversations_do_not_notice_a_death(router: Serving, servers: list[Vl
     assert outcome.failed_before_content + outcome.failed_after_content == []
     assert run.turns_done == STREAMS * 8
     assert {number for number, seen in outcome.served_by.items() if seen[0] == dead} == set(outcome.moves())
-    assert set(await broken_streams(router)) == {"resumed"}
+    assert {outcome for outcome, count in (await broken_streams(router)).items() if count} == {"resumed"}
     await restarted(router, victim)
 
 
