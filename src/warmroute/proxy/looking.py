@@ -7,7 +7,6 @@ from ..truth.ledger import NO_PROMPT, Ledger, Prompt
 from .parts import parts_of
 from .request import Request
 
-
 _LONGEST = 4 << 20
 """Bytes of a body that are looked at; to look at more would keep all others waiting for a tenth of a second."""
 
