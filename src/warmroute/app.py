@@ -301,12 +301,12 @@ class Router:
     def _settle(self, record: RequestRecord) -> None:
         self.counters.add(record)
         self._kept.events.settle(record)
-        if (answered := record.answered()) is not None:
-            self._kept.ledger.settle(record.prompt, answered)
         if self._kept.spans is not None:
             self._kept.spans.settle(record)
         if self._access_log is not None:
             self._access_log.write(record)
+        if self.config.truth.enabled and (answered := record.answered()) is not None:
+            self._kept.ledger.settle(record.prompt, answered)
 
     def _backend_failed(self, name: str, failure: Failure) -> None:
         if self.registry.failed(name, failure, self._clock()):

@@ -211,6 +211,9 @@ async def test_switched_off_nothing_is_asked_and_nothing_told(
     caching = Caching(backends)
     await Chat(router, "s").turn(stream=True)
     assert USAGE not in caching.bodies[0]
+    await Chat(router, "t").turn()  # which tells its usage unasked
+    await until(lambda: router.counters.total == 2)
+    assert router._kept.ledger.tally.totals().total() == 0
     assert (await state(router))["truth"] is None
     assert "warmroute_prompt_tokens_total" not in await metrics(router)
-    assert (await get(router, "/api/sessions"))["total"] == 1
+    assert (await get(router, "/api/sessions"))["total"] == 2
