@@ -47,8 +47,8 @@ BESIDE: dict[str, set[str]] = {
 }
 """Modules that the chain of arrows does not name, and what they may import."""
 
-CONFIG_IS_FOR = {"assembly", "app", "process", "cli", "check", "control", "demo"}
-CATCH_ALL = {("app.py", "_keep"), ("proxy/data.py", "__call__")}
+CONFIG_IS_FOR = {"settings", "assembly", "app", "process", "cli", "check", "control", "demo"}
+CATCH_ALL = {("housekeeping.py", "keep"), ("proxy/data.py", "__call__")}
 """The two places where a fault of the router itself is caught, told and counted: a loop beside, and one request."""
 
 HASHES_FOR_ITSELF = {"core/sketch.py", "core/volatile.py", "truth/ledger.py"}

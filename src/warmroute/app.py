@@ -13,13 +13,14 @@ from typing import Self, TextIO
 import httpx
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from . import assembly, listeners
+from . import assembly, listeners, settings
 from .config import Config, ConfigError, needs_restart, read_secret, require_extras
 from .core.model import Failure, Phase
 from .core.ring import Ring
 from .fleet.broadcast import Broadcaster
 from .fleet.changes import Changes
 from .fleet.scraper import series_filter
+from .housekeeping import Housekeeping, keep
 from .listeners import StartError
 from .observe.record import RequestRecord
 from .observe.reloads import ReloadError
@@ -27,7 +28,7 @@ from .observe.writer import BackgroundWriter
 from .proxy.data import DataApp
 from .proxy.deadlines import Door
 from .proxy.handshake import SwitchingProtocol
-from .proxy.pools import Pools, silent
+from .proxy.pools import Pools
 from .proxy.refusals import Refusals
 from .web.admin import AdminApp
 
@@ -83,7 +84,7 @@ class Router:
         loops: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("health checks", self._prober.run),
             ("metrics reader", self._scraper.run),
-            ("session expiry", self._expire),
+            ("session expiry", self._housekeeping.run),
             ("reloads", self._reload_when_asked),
         ]
         if self._kv_events is not None:
@@ -91,7 +92,7 @@ class Router:
         shared = self.shared
         if shared is not None:
             loops.append(("shared store", lambda: shared.store.run(shared)))
-        self._tasks = [asyncio.ensure_future(self._keep(name, run)) for name, run in loops]
+        self._tasks = [asyncio.ensure_future(keep(name, run, self._internal_error)) for name, run in loops]
         if shared is not None:
             await shared.store.tried(_STORE_AT_START)
         self._door = Door(config.limits, self._clock, self.counters)
@@ -122,9 +123,18 @@ class Router:
             trust_env=False, follow_redirects=False, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)
         )
         self._prober, self._scraper, self._kv_events = assembly.watch(config, kept, self._http)
-        times = assembly.connection_times(config)
+        times = settings.connection_times(config)
         self._pools = Pools(asyncio.get_running_loop(), self._clock)
         self._pools.follow(self._pools.planned(config.specs, times), times)
+        self._housekeeping = Housekeeping(
+            pins=kept.pins,
+            registry=kept.registry,
+            pools=self._pools,
+            queue=kept.queue,
+            events=kept.events,
+            clock=self._clock,
+            silence=lambda: self.config.outlier.silence,
+        )
         self._access_log = assembly.access_log(config, self._log_stream)
         if isinstance(self._log_stream, BackgroundWriter):
             writer = self._log_stream
@@ -263,17 +273,17 @@ class Router:
                 refused=True,
             )
         kept, before, clock = self._kept, self.config, self._clock
-        times = assembly.connection_times(config)
+        times = settings.connection_times(config)
         pools = self._pools.planned(config.specs, times)
-        budget = kept.budget if config.retry == before.retry else assembly.budget(config, clock)
+        budget = kept.budget if config.retry == before.retry else settings.budget(config, clock)
         made = assembly.make(config, replace(kept, budget=budget), self._pools, self._hooks)
         kept.budget = budget
         self.config = config
-        limits, outliers = assembly.thresholds(config), assembly.outlier_limits(config)
+        limits, outliers = settings.thresholds(config), settings.outlier_limits(config)
         changes = self.registry.reconfigure(config.specs, ring, limits, outliers, clock())
         self._pools.follow(pools, times)
-        self._prober.follow(assembly.probe_times(config))
-        self._scraper.follow(assembly.scrape_times(config), series_filter(config.metrics.vllm_series))
+        self._prober.follow(settings.probe_times(config))
+        self._scraper.follow(settings.scrape_times(config), series_filter(config.metrics.vllm_series))
         if self._kv_events is not None:
             self._kv_events.follow()
         self.memory.guards.resize(len(config.specs))
@@ -317,34 +327,3 @@ class Router:
 
     def _internal_error(self, where: str) -> None:
         self.counters.internal_errors[where] += 1
-
-    async def _keep(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a loop for ever; a fault in it is told and counted, and it begins again."""
-        while True:
-            try:
-                await run()
-            except Exception:
-                log.exception("the %s failed and begins again; please report this", name)
-                self._internal_error(name)
-            await asyncio.sleep(1.0)
-
-    async def _expire(self) -> None:
-        while True:
-            self.pins.expire()
-            self._sweep()
-            await asyncio.sleep(1.0)
-
-    def _sweep(self) -> None:
-        now, silence = self._clock(), self.config.outlier.silence
-        for name in self.registry.sweep(self._pools.was_heard, now, silence):
-            log.warning("backend %s rests: %s", name, self.registry.backends[name].reason)
-            self._pools[name].stop_exchanges(silent(name, silence))
-        self._pools.sweep(silence)
-        over = self.registry.end_drains(now)
-        for name in over:
-            left = self.pins.sessions(name)
-            log.info("backend %s is drained: %d sessions that are left move at their next turn", name, left)
-            self._pools[name].stop_tunnels(Failure(Phase.STREAM, "own", "the backend is being emptied", own=True))
-        self._kept.events.watch(self.registry.backends.values())
-        if over:
-            self._kept.queue.wake_all()

@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING, TextIO
 
 import httpx
 
+from . import settings
 from .config import Config
-from .core.health import Thresholds
 from .core.identity import CONTENT, ladder
 from .core.model import Failure
-from .core.outlier import OutlierLimits
-from .core.policy import Bounds
-from .core.questions import Asks
 from .core.retry import Budget
 from .core.split import BLOCK
 from .fleet.broadcast import Broadcaster
 from .fleet.hearing import hear
 from .fleet.moves import move_cause
-from .fleet.prober import Prober, ProbeTimes
+from .fleet.prober import Prober
 from .fleet.registry import BackendState, Registry
 from .fleet.residents import Residents
-from .fleet.scraper import Scraper, ScrapeTimes, series_filter
+from .fleet.scraper import Scraper, series_filter
 from .observe.counters import RequestCounters
 from .observe.events import Events
 from .observe.log import AccessLog, as_json, as_text
@@ -44,7 +41,7 @@ from .proxy.explain import Explainer
 from .proxy.handler import Handler
 from .proxy.keys import Keys
 from .proxy.placement import Placement
-from .proxy.pools import ConnectionTimes, Pools
+from .proxy.pools import Pools
 from .proxy.queue import Queue
 from .proxy.request import decoded, reader_for
 from .proxy.resume import Resumer
@@ -103,33 +100,6 @@ class Made:
     admin_app: admin.App
 
 
-def thresholds(config: Config) -> Thresholds:
-    return Thresholds(config.health.fall, config.health.rise)
-
-
-def outlier_limits(config: Config) -> OutlierLimits:
-    return OutlierLimits(
-        config.outlier.failures, config.outlier.rest, config.outlier.longest_rest, config.outlier.stall
-    )
-
-
-def connection_times(config: Config) -> ConnectionTimes:
-    return ConnectionTimes(config.upstream.connect_timeout, config.upstream.keepalive_expiry)
-
-
-def probe_times(config: Config) -> ProbeTimes:
-    health = config.health
-    return ProbeTimes(health.interval, health.unsettled_interval, health.timeout)
-
-
-def scrape_times(config: Config) -> ScrapeTimes:
-    return ScrapeTimes(config.metrics.scrape_interval, config.metrics.scrape_timeout)
-
-
-def budget(config: Config, clock: Clock) -> Budget:
-    return Budget(clock, share=config.retry.share, least=config.retry.least)
-
-
 def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
     """What is known of backends and conversations: nothing yet."""
     affinity = config.affinity
@@ -139,7 +109,7 @@ def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
         unproven_expiry=affinity.unproven_expiry,
         limit=affinity.max_sessions,
     )
-    registry = Registry(config.specs, pins, thresholds(config), clock(), outlier_limits(config))
+    registry = Registry(config.specs, pins, settings.thresholds(config), clock(), settings.outlier_limits(config))
     secret = secrets.token_bytes(32)
     # Routers that share pins call a session by the same name, so that each understands what backends tell of it.
     naming = codec.key_of(store_secret, config.store.prefix) if config.store.redis is not None else secret
@@ -160,7 +130,7 @@ def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
         ),
         counters=RequestCounters(),
         reloads=Reloads(),
-        budget=budget(config, clock),
+        budget=settings.budget(config, clock),
         ledger=_ledger(config, registry, residents),
         residents=residents,
         spans=spans(config.tracing.endpoint, config.tracing.share),
@@ -203,7 +173,9 @@ def _share(
 def watch(config: Config, kept: Kept, http: httpx.AsyncClient) -> tuple[Prober, Scraper, "KvEvents | None"]:
     """What looks at the backends, and hears them where that is wanted."""
     keep_series = series_filter(config.metrics.vllm_series)
-    scraper = Scraper(kept.registry, http, scrape_times(config), kept.clock, keep_series, partial(_read, kept.ledger))
+    scraper = Scraper(
+        kept.registry, http, settings.scrape_times(config), kept.clock, keep_series, partial(_read, kept.ledger)
+    )
     hearing = hear(kept.registry, http, kept.residents)
 
     def came_up(name: str) -> None:
@@ -211,7 +183,7 @@ def watch(config: Config, kept: Kept, http: httpx.AsyncClient) -> tuple[Prober, 
         if hearing is not None:
             hearing.nudge(name)
 
-    prober = Prober(kept.registry, http, probe_times(config), kept.clock, came_up)
+    prober = Prober(kept.registry, http, settings.probe_times(config), kept.clock, came_up)
     return prober, scraper, hearing
 
 
@@ -232,7 +204,7 @@ def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
         nonce=lambda: secrets.token_bytes(16),
         known_as=kept.shared.named if kept.shared else None,
     )
-    placement = Placement(kept.registry, kept.pins, _bounds(config), kept.shared, kept.residents)
+    placement = Placement(kept.registry, kept.pins, settings.bounds(config), kept.shared, kept.residents)
     reader = reader_for(config.affinity.key_sources)
     state = _state(config, kept, hooks)
     return Made(
@@ -255,19 +227,6 @@ def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
     )
 
 
-def _bounds(config: Config) -> Bounds:
-    affinity = config.affinity
-    return Bounds(
-        affinity.session_bound,
-        affinity.even_sessions,
-        affinity.in_flight_bound,
-        full=config.queue.in_flight,
-        spill=affinity.when_full == "spill",
-        spills=affinity.spills,
-        strict=affinity.when_gone == "refuse",
-    )
-
-
 def _handler(
     config: Config, kept: Kept, pools: Pools, hooks: Hooks, recognizer: Recognizer, placement: Placement
 ) -> Handler:
@@ -285,9 +244,7 @@ def _handler(
         ledger=kept.ledger if config.truth.enabled else None,
         residents=kept.residents,
         hop=kept.spans.hop if kept.spans is not None else None,
-        asks=Asks(
-            config.resume.max_body if config.resume.enabled else 0, config.truth.enabled and config.truth.ask_usage
-        ),
+        asks=settings.asks(config),
         resumer=Resumer(
             registry=kept.registry,
             placement=placement,

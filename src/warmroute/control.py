@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from .config.schema import Seconds
+from .config.values import Seconds
 
 _SECONDS: TypeAdapter[float] = TypeAdapter(Seconds)
 

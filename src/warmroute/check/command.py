@@ -13,7 +13,7 @@ from typing import Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from ..config.schema import Seconds
+from ..config.values import Seconds
 from . import eviction, ranks, store, turns
 from .probe import Bounds
 from .target import CheckError

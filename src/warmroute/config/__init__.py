@@ -3,10 +3,11 @@
 `restart` says which keys a running router cannot take anew, `extras` which packages a configuration wants.
 """
 
+from .backends import BackendConfig
 from .extras import require_extras
 from .load import ConfigError, load
 from .restart import needs_restart
-from .schema import BackendConfig, Config, StoreConfig
+from .schema import Config, StoreConfig
 from .secret import read_secret
 
 __all__ = [

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from .schema import BackendConfig, Config
+from .backends import BackendConfig
+from .schema import Config
 
 ENV_PREFIX = "WARMROUTE_"
 _NOT_KEYS = re.compile(r"ADMIN|SERVICE_(HOST|PORT(_\w+)?)|PORT(_\w+)?")

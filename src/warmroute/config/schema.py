@@ -4,108 +4,18 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
-import httpx
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    field_serializer,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SecretStr, field_serializer, field_validator, model_validator
 
 from ..core.identity import DEFAULT_SOURCES, ladder
 from ..core.model import BackendSpec
+from .backends import BackendConfig
 from .keys import ClientKey, Key
 from .urls import is_redis_url, traces_url
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB)")
-_URL = re.compile(r"(https?)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[!-~]*)?")
-"""A server's URL: no user, query or fragment, and no byte that could end a request line."""
-_PASSWORD = re.compile(r"(?<=//)[^@/]*@")
-_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+from .values import Bytes, Seconds, SecondsOrNone, Section
 
 
-def _duration(value: object) -> object:
-    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-        return float(match[1]) * _SECONDS[match[2]]
-    if isinstance(value, str):
-        raise ValueError(f"{value!r} is not a duration; write it like 500ms, 2s, 30m or 1h")
-    return value
-
-
-def _size(value: object) -> object:
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
-        return int(float(match[1]) * _BYTES[match[2]])
-    if isinstance(value, str) and not value.strip().isdigit():
-        raise ValueError(f"{value!r} is not a size; write it like 512KiB or 64MiB")
-    return value
-
-
-Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0, allow_inf_nan=False)]
-SecondsOrNone = Annotated[float, BeforeValidator(_duration), Field(ge=0, allow_inf_nan=False)]
-Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
-
-
-def _is_port(text: str | None) -> bool:
-    """Whether `:PORT` can be connected to; None is the scheme's own port."""
-    if text is None:
-        return True
-    return 0 < int(text[1:]) <= 65535
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class BackendConfig(_Section):
-    """One vLLM server. `name` defaults to host:port; `key` is what it was started with as `--api-key`."""
-
-    url: str
-    name: str = ""
-    weight: Annotated[float, Field(ge=0.1, le=10)] = 1.0
-    key: Key | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_url(cls, value: object) -> object:
-        return {"url": value} if isinstance(value, str) else value
-
-    @field_validator("url")
-    @classmethod
-    def _checked_url(cls, value: str) -> str:
-        text = (value if "://" in value else f"http://{value}").rstrip("/")
-        matched = _URL.fullmatch(text)
-        if matched is None or any(mark in text for mark in "?#@\\") or not _is_port(matched[3]):
-            shown = _PASSWORD.sub("**********@", value)
-            raise ValueError(f"{shown!r} is not the URL of a server; write it like http://127.0.0.1:8000")
-        try:
-            httpx.URL(text)
-        except httpx.InvalidURL as error:
-            raise ValueError(f"{value!r} cannot be asked: {error}") from None
-        return text
-
-    @field_validator("name")
-    @classmethod
-    def _checked_name(cls, value: str) -> str:
-        if not value.isprintable():
-            raise ValueError(f"{value!r} is not a name; use printable characters")
-        return value
-
-    def spec(self, key: SecretStr | None = None) -> BackendSpec:
-        """`key` is for those that have none of their own."""
-        own = self.key or key
-        name = self.name or urlsplit(self.url).netloc
-        return BackendSpec(name, self.url, self.weight, own.get_secret_value() if own is not None else None)
-
-
-class ListenConfig(_Section):
+class ListenConfig(Section):
     """Where the router listens: the model API, for who shows one of the `keys`, and dashboard, metrics and control (admin)."""
 
     host: str = "127.0.0.1"
@@ -115,7 +25,7 @@ class ListenConfig(_Section):
     keys: tuple[ClientKey, ...] = ()
 
 
-class AffinityConfig(_Section):
+class AffinityConfig(Section):
     """What keeps a conversation on its server."""
 
     key_sources: tuple[str, ...] = DEFAULT_SOURCES
@@ -137,7 +47,7 @@ class AffinityConfig(_Section):
         return value
 
 
-class HealthConfig(_Section):
+class HealthConfig(Section):
     """Active checks of each backend: GET /health."""
 
     interval: Seconds = 2.0
@@ -147,7 +57,7 @@ class HealthConfig(_Section):
     rise: Annotated[int, Field(ge=1)] = 2
 
 
-class OutlierConfig(_Section):
+class OutlierConfig(Section):
     """What a backend's own traffic says of it: after failures in a row, or silence while requests wait, it rests."""
 
     failures: Annotated[int, Field(ge=1)] = 5
@@ -157,7 +67,7 @@ class OutlierConfig(_Section):
     stall: Seconds = 10.0
 
 
-class QueueConfig(_Section):
+class QueueConfig(Section):
     """How many requests a backend may have in flight, and how many may wait, for how long, when all are full."""
 
     in_flight: Annotated[int, Field(ge=1)] = 1024
@@ -165,20 +75,20 @@ class QueueConfig(_Section):
     timeout: Seconds = 10.0
 
 
-class DrainConfig(_Section):
+class DrainConfig(Section):
     """Emptying a backend: for so long its sessions may stay, if the command gives no other time."""
 
     deadline: Seconds = 600.0
 
 
-class RetryConfig(_Section):
+class RetryConfig(Section):
     """Faulty answers (500, 502, 503, 504) for which another backend is asked: a share of all requests, some at least."""
 
     share: Annotated[float, Field(ge=0, le=1)] = 0.2
     least: Annotated[int, Field(ge=0)] = 3
 
 
-class UpstreamConfig(_Section):
+class UpstreamConfig(Section):
     """Connections to the backends. vLLM closes idle ones after 5 s, so ours are given up before that."""
 
     connect_timeout: Seconds = 2.0
@@ -186,7 +96,7 @@ class UpstreamConfig(_Section):
     keepalive_expiry: Annotated[Seconds, Field(lt=5)] = 3.0
 
 
-class TruthConfig(_Section):
+class TruthConfig(Section):
     """What is found out of each turn's prompt tokens."""
 
     enabled: bool = True
@@ -194,14 +104,14 @@ class TruthConfig(_Section):
     max_conversations: Annotated[int, Field(ge=1)] = 20_000
 
 
-class ResumeConfig(_Section):
+class ResumeConfig(Section):
     """Going on with a stream on another server when its own has died. vLLM is asked for the tokens of streamed answers."""
 
     enabled: bool = True
     max_body: Bytes = 1 << 20
 
 
-class MetricsConfig(_Section):
+class MetricsConfig(Section):
     """What is read from the backends' /metrics, and which of their own series the router passes on.
 
     `vllm_series` is "all", "none", or a list of metric names or their beginnings.
@@ -220,14 +130,14 @@ class MetricsConfig(_Section):
         raise ValueError("expected 'all', 'none' or a list of names")
 
 
-class KvEventsConfig(_Section):
+class KvEventsConfig(Section):
     """Hearing what backends tell about their caches (--kv-events-config). Wants the extra `kv-events`."""
 
     enabled: bool = False
     max_blocks: Annotated[int, Field(ge=1)] = 500_000
 
 
-class StoreConfig(_Section):
+class StoreConfig(Section):
     """Pins shared by several routers through a Redis or Valkey; without `redis` each router has its own.
 
     `secret`, or what is in `secret_file`, keys the digests under which sessions are stored.
@@ -261,7 +171,7 @@ class StoreConfig(_Section):
         return re.sub(r"(?<=://)[^@/]*@", "**********@", value)
 
 
-class LimitsConfig(_Section):
+class LimitsConfig(Section):
     """Bounds on what clients may send, on how slow and how many they may be, and on how long stopping may take.
 
     `min_body_rate` is in bytes a second, over `body_timeout`. `pre_drain`, `shutdown` and the five seconds in which ended
@@ -280,7 +190,7 @@ class LimitsConfig(_Section):
     shutdown: Seconds = 20.0
 
 
-class TracingConfig(_Section):
+class TracingConfig(Section):
     """A span for each request, to a collector of traces (OTLP over HTTP). Wants the extra `otel`.
 
     `share` is that of traces which begin here.
@@ -295,7 +205,7 @@ class TracingConfig(_Section):
         return None if value is None else traces_url(value)
 
 
-class LogConfig(_Section):
+class LogConfig(Section):
     """The access log, one line a request on standard error. `auto` is text on a terminal, else JSON lines."""
 
     format: Literal["auto", "json", "text", "off"] = "auto"
@@ -306,7 +216,7 @@ class LogConfig(_Section):
         return "off" if value is False else value  # YAML reads a bare off as false
 
 
-class Config(_Section):
+class Config(Section):
     """Everything the router is told. Only `backends` has no default."""
 
     backends: tuple[BackendConfig, ...]

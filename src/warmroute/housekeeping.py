@@ -1,0 +1,73 @@
+"""What goes on beside requests: loops that are kept running, and the sweep over sessions, backends and connections."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from .core.model import Failure, Phase
+from .fleet.registry import Registry
+from .observe.events import Events
+from .pins.memory import PinTable
+from .proxy.pools import Pools, silent
+from .proxy.queue import Queue
+
+log = logging.getLogger("warmroute")
+
+
+async def keep(name: str, run: Callable[[], Awaitable[None]], failed: Callable[[str], None]) -> None:
+    """Run a loop for ever; a fault in it is told, counted by `failed`, and it begins again."""
+    while True:
+        try:
+            await run()
+        except Exception:
+            log.exception("the %s failed and begins again; please report this", name)
+            failed(name)
+        await asyncio.sleep(1.0)
+
+
+class Housekeeping:
+    """Once a second: sessions expire, backends that are silent rest, drains end. `silence` gives a time in seconds."""
+
+    def __init__(
+        self,
+        *,
+        pins: PinTable,
+        registry: Registry,
+        pools: Pools,
+        queue: Queue,
+        events: Events,
+        clock: Callable[[], float],
+        silence: Callable[[], float],
+    ) -> None:
+        self._pins = pins
+        self._registry = registry
+        self._pools = pools
+        self._queue = queue
+        self._events = events
+        self._clock = clock
+        self._silence = silence
+
+    def __repr__(self) -> str:
+        return f"<Housekeeping of {self._registry!r}>"
+
+    async def run(self) -> None:
+        while True:
+            self._pins.expire()
+            self.sweep()
+            await asyncio.sleep(1.0)
+
+    def sweep(self) -> None:
+        """Look at every backend once."""
+        now, silence = self._clock(), self._silence()
+        for name in self._registry.sweep(self._pools.was_heard, now, silence):
+            log.warning("backend %s rests: %s", name, self._registry.backends[name].reason)
+            self._pools[name].stop_exchanges(silent(name, silence))
+        self._pools.sweep(silence)
+        over = self._registry.end_drains(now)
+        for name in over:
+            left = self._pins.sessions(name)
+            log.info("backend %s is drained: %d sessions that are left move at their next turn", name, left)
+            self._pools[name].stop_tunnels(Failure(Phase.STREAM, "own", "the backend is being emptied", own=True))
+        self._events.watch(self._registry.backends.values())
+        if over:
+            self._queue.wake_all()

@@ -1,0 +1,59 @@
+"""From a Config to the settings of each part, as that part names them."""
+
+from collections.abc import Callable
+
+from .config import Config
+from .core.health import Thresholds
+from .core.outlier import OutlierLimits
+from .core.policy import Bounds
+from .core.questions import Asks
+from .core.retry import Budget
+from .fleet.prober import ProbeTimes
+from .fleet.scraper import ScrapeTimes
+from .proxy.pools import ConnectionTimes
+
+
+def thresholds(config: Config) -> Thresholds:
+    return Thresholds(config.health.fall, config.health.rise)
+
+
+def outlier_limits(config: Config) -> OutlierLimits:
+    return OutlierLimits(
+        config.outlier.failures, config.outlier.rest, config.outlier.longest_rest, config.outlier.stall
+    )
+
+
+def connection_times(config: Config) -> ConnectionTimes:
+    return ConnectionTimes(config.upstream.connect_timeout, config.upstream.keepalive_expiry)
+
+
+def probe_times(config: Config) -> ProbeTimes:
+    health = config.health
+    return ProbeTimes(health.interval, health.unsettled_interval, health.timeout)
+
+
+def scrape_times(config: Config) -> ScrapeTimes:
+    return ScrapeTimes(config.metrics.scrape_interval, config.metrics.scrape_timeout)
+
+
+def budget(config: Config, clock: Callable[[], float]) -> Budget:
+    return Budget(clock, share=config.retry.share, least=config.retry.least)
+
+
+def bounds(config: Config) -> Bounds:
+    affinity = config.affinity
+    return Bounds(
+        affinity.session_bound,
+        affinity.even_sessions,
+        affinity.in_flight_bound,
+        full=config.queue.in_flight,
+        spill=affinity.when_full == "spill",
+        spills=affinity.spills,
+        strict=affinity.when_gone == "refuse",
+    )
+
+
+def asks(config: Config) -> Asks:
+    """What the router asks of streams for itself."""
+    tokens_up_to = config.resume.max_body if config.resume.enabled else 0
+    return Asks(tokens_up_to, config.truth.enabled and config.truth.ask_usage)
