@@ -11,7 +11,7 @@ from warmroute.core.model import Session
 from warmroute.core.sketch import Kind, Sketch, sketch
 from warmroute.core.usage import Usage
 from warmroute.core.volatile import Lines
-from warmroute.proxy.parts import Part, parts_of
+from warmroute.proxy.parts import Part, Said, parts_of
 from warmroute.proxy.request import reader_for
 from warmroute.truth.conversations import Conversations
 from warmroute.truth.ledger import Answered, Ledger
@@ -56,7 +56,9 @@ def account_rows(scale: Scale) -> Iterator[Row]:
         answered = Answered("a", None, "pin_hit", Usage(tokens, tokens - 20, 50), 0.0, 1.0)
 
         def account(ledger: Ledger = ledger, body: bytes = body, answered: Answered = answered) -> None:
-            ledger.settle(ledger.look(_SESSION, parts(body), None, older=False), answered)
+            fields = _READER.read(body)
+            said = Said(Shape.CHAT, partial(_READER.raw, fields))
+            ledger.settle(ledger.look(_SESSION, said, None, older=False), answered)
 
         account()
         yield micros(f"request: the account of its tokens, {name}", account, scale)

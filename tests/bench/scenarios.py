@@ -53,15 +53,22 @@ QUICK = Extent(rounds=1, seconds=0.4, warm_up=0.0)
 
 
 def body(size: int, *, stream: bool) -> bytes:
-    """A chat request of exactly so many bytes: a long history and a new question."""
-    start = {"model": MODEL, "max_tokens": 100, "stream": stream}
+    """A chat request of exactly so many bytes: a system prompt, a history of turns and a new question.
 
-    def with_history(history: str) -> bytes:
-        messages = [{"role": "user", "content": history}, {"role": "user", "content": "Go on."}]
-        return json.dumps({**start, "messages": messages}).encode()
+    Messages are of some 300 bytes, or of a hundredth of the whole where that is more.
+    """
+    said = (_SENTENCE * (size // len(_SENTENCE) + 1))[: max(300, size // 100)]
+    messages = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": "Go on."}]
+    request: dict[str, object] = {"model": MODEL, "max_tokens": 100, "stream": stream, "messages": messages}
 
-    room = size - len(with_history(""))
-    return with_history((_SENTENCE * (room // len(_SENTENCE) + 1))[:room])
+    def room() -> int:
+        return size - len(json.dumps(request))
+
+    turn = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
+    turns = max(0, room() // (len(json.dumps(turn)) + 2))
+    messages[1:1] = turn * turns
+    messages[-1]["content"] = "Go on." + " " * max(0, room())
+    return json.dumps(request).encode()
 
 
 @dataclass(frozen=True, slots=True)

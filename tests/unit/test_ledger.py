@@ -9,6 +9,7 @@ from warmroute.core.model import Session
 from warmroute.core.residency import Held
 from warmroute.core.sketch import Kind
 from warmroute.core.split import Outcome
+from warmroute.core.stem import Stem
 from warmroute.core.usage import Usage
 from warmroute.truth import conversations
 from warmroute.truth.conversations import Conversations
@@ -34,6 +35,19 @@ def said(role: bytes, tokens: int, what: bytes = b"x") -> bytes:
     """A message whose JSON is so many tokens long."""
     head, tail = b'{"role":"' + role + b'","content":"', b'"}'
     return head + (what * (tokens * WORD))[: tokens * WORD - len(head) - len(tail)] + tail
+
+
+@dataclass
+class Given:
+    """Parts of a prompt that was no list of messages."""
+
+    said: list[tuple[Kind, bytes]]
+
+    def parts(self) -> list[tuple[Kind, bytes]]:
+        return self.said
+
+    def added(self, old: Stem | None) -> tuple[None, None]:
+        return None, None
 
 
 @dataclass
@@ -63,7 +77,7 @@ class Chat:
         self.now += pause
         self.history.append((Kind.USER, said(b"user", question, b"q%d" % len(self.history))))
         parts = [(Kind.SYSTEM, self.system), *self.history]
-        prompt = self.ledger.look(self.session, parts, came_from, older=older)
+        prompt = self.ledger.look(self.session, Given(parts), came_from, older=older)
         tokens = sum(len(data) for _, data in parts) // WORD
         usage = Usage(tokens, cached, answer)
         self.ledger.settle(prompt, Answered(backend, rank, decision, usage, self.now, self.now))
@@ -237,10 +251,10 @@ def test_a_request_without_a_conversation_counts_too(ledger: Ledger) -> None:
 def test_a_turn_that_ended_before_it_told_its_length_is_estimated(chat: Chat, ledger: Ledger) -> None:
     chat.turn(0)
     parts = [(Kind.SYSTEM, chat.system), *chat.history, (Kind.USER, said(b"user", 30))]
-    prompt = ledger.look(S, parts, None, older=False)
+    prompt = ledger.look(S, Given(parts), None, older=False)
     ledger.settle(prompt, Answered("a", None, "pin_hit", Usage(), 2, 3))
     assert ledger.tally.tokens["a", UNKNOWN] == 180
-    first = ledger.look(Session(b"n" * 16, "x"), parts, None, older=False)
+    first = ledger.look(Session(b"n" * 16, "x"), Given(parts), None, older=False)
     ledger.settle(first, Answered("a", None, "ring", Usage(), 2, 3))
     assert ledger.tally.totals().total() == 130 + 180  # of a first turn nothing tells the length
 

@@ -69,7 +69,7 @@ def drift(old: Sketch, new: Sketch, earlier_tools: Container[int] = ()) -> Drift
     """
     count = len(old.kinds)
     if old.digests == new.digests[:count] and new.kinds.startswith(old.kinds) and not new.continues(count):
-        return _late_system(old, new)
+        return grown(old, new)
     piece = _common(old, new, 0)
     if old.text and new.text:
         return _text(old, new, piece)
@@ -82,8 +82,8 @@ def drift(old: Sketch, new: Sketch, earlier_tools: Container[int] = ()) -> Drift
     return _Comparison(old, new, piece).told(earlier_tools)
 
 
-def _late_system(old: Sketch, new: Sketch) -> Drift:
-    """The new prompt begins with the old one; is there a system message in what is new?"""
+def grown(old: Sketch, new: Sketch) -> Drift:
+    """What became of a prompt in one that begins with it: nothing, unless there is a system message in what is new."""
     late = new.kinds.find(Kind.SYSTEM, len(old.kinds))
     if late < 0 or not old.kinds or old.kinds[-1] & 0x0F <= Kind.SYSTEM:
         return Drift(None, "", old.size, 0, 0)

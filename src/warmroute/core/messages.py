@@ -1,6 +1,7 @@
 """What a request and its answer say, message by message, in one form for all protocols and all ways to write the same."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -8,6 +9,8 @@ from typing import Any, NamedTuple
 
 Field = Callable[[str], object]
 """Looks up a top-level value of a request's JSON body; None where there is none."""
+RawField = Callable[[str], bytes | None]
+"""The same value as it was written."""
 
 
 class Shape(StrEnum):
@@ -72,16 +75,29 @@ def request_messages(shape: Shape, field: Field, *, beginning: bool = False) -> 
     return found
 
 
-def has_begun(shape: Shape, field: Field) -> bool:
-    """Whether the model has answered a user in this request, if a look at the roles tells."""
+_ROLE = re.compile(rb'\{\s*"role"\s*:\s*"(user|assistant)"')
+
+
+def has_begun(shape: Shape, field: Field, raw: RawField) -> bool:
+    """Whether the model has answered a user in this request, if a look at the roles tells.
+
+    Nearly all clients write a message's role first, and then the first answer is found without decoding what follows.
+    """
+    if shape is not Shape.CHAT and shape is not Shape.MESSAGES:
+        return False
     asked = False
-    if shape is Shape.CHAT or shape is Shape.MESSAGES:
-        messages = field("messages")
-        for message in messages if isinstance(messages, list) else ():
-            role = message.get("role") if isinstance(message, dict) else None
-            if role == ASSISTANT and asked:
-                return True
-            asked = asked or role == USER
+    for found in _ROLE.finditer(raw("messages") or b""):
+        if found[1] == b"user":
+            asked = True
+        elif asked:
+            return True
+    asked = False
+    messages = field("messages")
+    for message in messages if isinstance(messages, list) else ():
+        role = message.get("role") if isinstance(message, dict) else None
+        if role == ASSISTANT and asked:
+            return True
+        asked = asked or role == USER
     return False
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, MutableMapping
 from enum import IntEnum
 from typing import NamedTuple
 
+from .stem import Stem
 from .volatile import Lines, bag
 
 PIECE = 2 << 10
@@ -55,10 +56,11 @@ class Sketch:
     """One prompt. Two of them can be compared within one process only, since digests are Python's own.
 
     `digests` (64 bits), `lengths` and `kinds` are of the pieces; `size` are all bytes; `billing` is the number of the piece
-    that is Claude Code's billing line, -1 if there is none; `text` says that the prompt is one text that grows.
+    that is Claude Code's billing line, -1 if there is none; `text` says that the prompt is one text that grows. `stem` is for
+    whoever made it from a request.
     """
 
-    __slots__ = ("billing", "digests", "kinds", "lengths", "masks", "size", "text")
+    __slots__ = ("billing", "digests", "kinds", "lengths", "masks", "size", "stem", "text")
 
     def __init__(
         self, digests: "array[int]", lengths: "array[int]", kinds: bytes, size: int, billing: int, text: bool
@@ -70,6 +72,7 @@ class Sketch:
         self.billing = billing
         self.text = text
         self.masks: Masks | None = None
+        self.stem: Stem | None = None
 
     def __repr__(self) -> str:
         return f"<Sketch {len(self.kinds)} pieces, {self.size} bytes{', masked' if self.masks else ''}>"
@@ -78,7 +81,30 @@ class Sketch:
     def nbytes(self) -> int:
         """About what this keeps, in bytes."""
         masks = sum(100 + lines.nbytes for lines in self.masks.lines.values()) if self.masks else 0
-        return 390 + 11 * len(self.kinds) + masks
+        stem = self.stem.nbytes if self.stem else 0
+        return 390 + 11 * len(self.kinds) + masks + stem
+
+    @property
+    def begun(self) -> bool:
+        """Whether it ends with a message, so that further ones can be put behind it."""
+        return bool(self.kinds) and self.kinds[-1] & _KIND > Kind.SYSTEM and not self.text
+
+    def grown(self, added: Iterable[tuple[Kind, bytes]]) -> "Sketch":
+        """The sketch of this prompt with some messages behind it, as if it were made of all its parts; unmasked.
+
+        It must have `begun`.
+        """
+        more = sketch(added, first=False)
+        if not more.kinds:
+            return Sketch(self.digests, self.lengths, self.kinds, self.size, self.billing, self.text)
+        return Sketch(
+            self.digests + more.digests,
+            self.lengths + more.lengths,
+            self.kinds + more.kinds,
+            self.size + more.size,
+            self.billing,
+            False,
+        )
 
     @property
     def tools(self) -> int:
@@ -149,11 +175,11 @@ def _layout(kinds: list[int], digests: list[int], lengths: list[int], starts: li
     return Layout(kinds, digests, lengths, starts, head)
 
 
-def sketch(parts: Iterable[tuple[Kind, bytes]]) -> Sketch:
+def sketch(parts: Iterable[tuple[Kind, bytes]], *, first: bool = True) -> Sketch:
     """A sketch of these parts in the order in which chat templates put them: tools, system, messages.
 
     A part is the JSON of one tool, block or message as the client sent it. A single part that is no object is a text that
-    grows.
+    grows. `first` is False for parts behind others.
     """
     parts = parts if isinstance(parts, list) else list(parts)
     if not parts:
@@ -161,8 +187,8 @@ def sketch(parts: Iterable[tuple[Kind, bytes]]) -> Sketch:
     kinds, datas = zip(*parts, strict=True)
     sizes = list(map(len, datas))
     packed = bytes(kinds)
-    first = packed.find(Kind.SYSTEM)
-    billed = first if first >= 0 and BILLING in datas[first][:_HEAD] else -1
+    system = packed.find(Kind.SYSTEM) if first else -1
+    billed = system if system >= 0 and BILLING in datas[system][:_HEAD] else -1
     text = len(sizes) == 1 and datas[0][:1] != b"{"
     if max(sizes) <= PIECE and billed < 0:
         return Sketch(array("q", map(hash, datas)), array("H", sizes), packed, sum(sizes), -1, text)
@@ -187,9 +213,8 @@ def _in_pieces(packed: bytes, datas: tuple[bytes, ...], sizes: list[int], billed
             lengths.append(size)
             kinds.append(kind)
             continue
-        view = memoryview(data)
         starts = range(at, size, PIECE)
-        digests.extend([hash(view[start : start + PIECE]) for start in starts])
+        digests.extend([hash(data[start : start + PIECE]) for start in starts])
         lengths.extend([PIECE] * (len(starts) - 1))
         lengths.append(size - starts[-1])
         kinds.append(kind if at == 0 else kind | _CONTINUES)

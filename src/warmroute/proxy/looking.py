@@ -4,7 +4,7 @@ from ..core.routes import Route
 from ..fleet.residents import Residents
 from ..recognition.recognizer import Turn
 from ..truth.ledger import NO_PROMPT, Ledger, Prompt
-from .parts import parts_of
+from .parts import Said
 from .request import Request
 
 _LONGEST = 4 << 20
@@ -20,11 +20,8 @@ def look(ledger: Ledger, request: Request, route: Route, turn: Turn) -> Prompt:
         return NO_PROMPT
     if request.has("previous_response_id"):
         return Prompt(older=True)  # the prompt is what the backend holds, and what is said here
-    parts = parts_of(route.shape, request.raw)
-    if not parts:
-        return NO_PROMPT
     came_from = turn.found.session if turn.new and turn.found is not None else None
-    return ledger.look(session, parts, came_from, older=not turn.new)
+    return ledger.look(session, Said(route.shape, request.raw), came_from, older=not turn.new)
 
 
 def label(residents: Residents, turn: Turn, request: Request) -> str | None:

@@ -1,15 +1,16 @@
 """Cuts a request's prompt into its parts, in the order in which chat templates put them, without decoding any text."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
 from ..core.messages import Shape
 from ..core.sketch import Kind
+from ..core.stem import Stem, stem
 
 Part = tuple[Kind, bytes]
-RawField = Callable[[str], msgspec.Raw | None]
+RawField = Callable[[str], bytes | None]
 """Gives a top-level value of a request's JSON body as it was written; None where there is none."""
 
 
@@ -64,33 +65,89 @@ def parts_of(shape: Shape, field: RawField) -> list[Part]:
     """
     try:
         return [*_tools(field), *_prompt(shape, field)]
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except _UNREADABLE:
         return []
 
 
-def _tools(field: RawField) -> Iterator[Part]:
-    for tool in _items(field("tools")):
-        yield Kind.TOOL, _unmarked(tool)
+class Said:
+    """What a request says, for the ledger: all of it in parts, or only what it adds to a prompt that it goes on from."""
+
+    __slots__ = ("_field", "_shape")
+
+    def __init__(self, shape: Shape, field: RawField) -> None:
+        self._shape = shape
+        self._field = field
+
+    def __repr__(self) -> str:
+        return f"<Said in the shape of {self._shape}>"
+
+    def parts(self) -> list[Part]:
+        return parts_of(self._shape, self._field)
+
+    def added(self, old: Stem | None) -> tuple[Stem | None, list[Part] | None]:
+        """The prompt's own stem, None where it is no list of messages; and the parts behind the old one, None if it does not
+        begin with that. Both are told without decoding what was there before.
+        """
+        name = "input" if self._shape is Shape.RESPONSES else "messages"
+        raw = self._field(name)
+        if raw is None or self._shape is Shape.COMPLETIONS:
+            return None, None
+        if not (raw[0] == _OPENS and raw[-1] == _CLOSES):
+            return None, None
+        end = len(raw) - 1
+        while raw[end - 1] in _SPACES:
+            end -= 1
+        beside = tuple(hash(other) for name in _BESIDE if (other := self._field(name)) is not None)
+        now = stem(hash((self._shape, beside)), raw, end)
+        if old is None or not old.begins(now, raw):
+            return now, None
+        return now, self._behind(raw[old.length :].lstrip())
+
+    def _behind(self, more: bytes) -> list[Part] | None:
+        if more == b"]":
+            return []
+        if not more.startswith(b","):
+            return None
+        raw = b"[" + more[1:]
+        try:
+            if self._shape is Shape.RESPONSES:
+                return _responses(raw, begun=True)
+            return _messages(raw, begun=True, late=_late(self._shape))
+        except _UNREADABLE:
+            return None
 
 
-def _prompt(shape: Shape, field: RawField) -> Iterator[Part]:
+_UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+_BESIDE = ("tools", "system", "instructions")
+"""The fields that a prompt's beginning is made of, before the list of its messages."""
+_OPENS, _CLOSES = b"[]"
+_SPACES = b" \t\r\n"
+
+
+def _late(shape: Shape) -> Kind:
+    """What system prompts behind the first message are."""
+    return Kind.SYSTEM if shape is Shape.MESSAGES else Kind.OTHER
+
+
+def _tools(field: RawField) -> list[Part]:
+    return [(Kind.TOOL, _unmarked(tool)) for tool in _items(field("tools"))]
+
+
+def _prompt(shape: Shape, field: RawField) -> list[Part]:
     match shape:
         case Shape.CHAT:
-            yield from _messages(field("messages"))
+            return _messages(field("messages"), late=_late(shape))
         case Shape.MESSAGES:
-            yield from _system(field("system"))
-            yield from _messages(field("messages"), late=Kind.SYSTEM)
+            return [*_system(field("system")), *_messages(field("messages"), late=_late(shape))]
         case Shape.RESPONSES:
-            yield from _system(field("instructions"))
-            yield from _responses(field("input"))
+            return [*_system(field("instructions")), *_responses(field("input"))]
         case Shape.COMPLETIONS:
-            yield from _text(field("prompt"))
+            return _text(field("prompt"))
 
 
-def _items(raw: msgspec.Raw | None) -> Iterator[bytes]:
+def _items(raw: bytes | None) -> list[bytes]:
     """The items of a list; of anything else none."""
-    if raw is not None and _first(raw) == b"[":
-        yield from map(bytes, _list.decode(raw))
+    return list(map(bytes, _list.decode(raw))) if raw is not None and _first(raw) == b"[" else []
 
 
 def _unmarked(data: bytes, start: int = 0) -> bytes:
@@ -100,21 +157,20 @@ def _unmarked(data: bytes, start: int = 0) -> bytes:
     return _CACHE_MARK.sub(b"", data)
 
 
-def _first(raw: msgspec.Raw) -> bytes:
+def _first(raw: bytes) -> bytes:
     """The first byte of a value."""
-    return bytes(memoryview(raw)[:16]).lstrip()[:1]
+    return raw[:16].lstrip()[:1]
 
 
-def _system(raw: msgspec.Raw | None) -> Iterator[Part]:
+def _system(raw: bytes | None) -> list[Part]:
     if raw is not None and _first(raw) == b'"':
-        yield Kind.SYSTEM, bytes(raw)
-    for block in _items(raw):
-        yield Kind.SYSTEM, _unmarked(block)
+        return [(Kind.SYSTEM, raw)]
+    return [(Kind.SYSTEM, _unmarked(block)) for block in _items(raw)]
 
 
-def _messages(raw: msgspec.Raw | None, late: Kind = Kind.OTHER) -> Iterator[Part]:
-    """Messages; system prompts behind the first message are of the kind `late`."""
-    begun = False
+def _messages(raw: bytes | None, *, late: Kind, begun: bool = False) -> list[Part]:
+    """Messages; system prompts behind the first message (or `begun`) are of the kind `late`."""
+    found: list[Part] = []
     for data in _items(raw):
         kind = _BEGINNINGS.get(data[:_BEGINNING])
         if kind is None or data.find(b"[", _BEGINNING, 40) >= 0:
@@ -123,11 +179,12 @@ def _messages(raw: msgspec.Raw | None, late: Kind = Kind.OTHER) -> Iterator[Part
             data = _plain(data)
         else:  # the content is no list, so that a mark can only stand behind it
             data = _unmarked(data, max(0, len(data) - _TAIL))
-        if kind is Kind.SYSTEM:
-            yield (late if begun else kind), data
-        else:
+        if kind is not Kind.SYSTEM:
             begun = True
-            yield kind, data
+        elif begun:
+            kind = late
+        found.append((kind, data))
+    return found
 
 
 def _kind(data: bytes) -> Kind:
@@ -149,10 +206,10 @@ def _plain(data: bytes) -> bytes:
     return begins[1] + data[begins.end() : ends.start() + 1] + ends[1]
 
 
-def _responses(raw: msgspec.Raw | None) -> Iterator[Part]:
+def _responses(raw: bytes | None, *, begun: bool = False) -> list[Part]:
     if raw is not None and _first(raw) == b'"':
-        yield Kind.USER, b'{"role":"user","content":' + bytes(raw) + b"}"
-    begun = False
+        return [(Kind.USER, b'{"role":"user","content":' + raw + b"}")]
+    found: list[Part] = []
     for data in _items(raw):
         if not data.startswith(b"{"):
             continue
@@ -164,11 +221,13 @@ def _responses(raw: msgspec.Raw | None) -> Iterator[Part]:
         if kind is Kind.SYSTEM and begun:
             kind = Kind.OTHER
         begun = begun or kind is not Kind.SYSTEM
-        yield kind, data
+        found.append((kind, data))
+    return found
 
 
-def _text(raw: msgspec.Raw | None) -> Iterator[Part]:
+def _text(raw: bytes | None) -> list[Part]:
     """A prompt that is one text, or one list of tokens, without its last bracket or quotation mark: it may grow behind it."""
-    data = b"" if raw is None else bytes(raw).strip()
+    data = b"" if raw is None else raw.strip()
     if data.startswith(b'"') or re.match(rb"\[\s*\d", data):
-        yield Kind.USER, data[:-1].rstrip() if data.startswith(b"[") else data[:-1]
+        return [(Kind.USER, data[:-1].rstrip() if data.startswith(b"[") else data[:-1])]
+    return []

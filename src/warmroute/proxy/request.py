@@ -36,10 +36,10 @@ class FieldReader:
         """Whether there is such a field."""
         return getattr(fields, self._attributes.get(name, ""), _NO_RAW) is not _NO_RAW
 
-    def raw(self, fields: object, name: str) -> msgspec.Raw | None:
+    def raw(self, fields: object, name: str) -> bytes | None:
         """One field as it was written; None where there is none, or it is not one of this reader's."""
         raw = getattr(fields, self._attributes.get(name, ""), _NO_RAW)
-        return None if raw is _NO_RAW else raw
+        return None if raw is _NO_RAW else bytes(raw)
 
     def value(self, fields: object, name: str) -> object:
         """One field's value; None where there is none, it cannot be read, or it is not one of this reader's."""
@@ -100,20 +100,25 @@ class Request:
     def field(self, name: str) -> object:
         """A top-level value of the JSON body; None where there is none or it cannot be read."""
         if not self._scanned:
-            self._scanned = True
-            told = _query(self.target) if self.label == REALTIME.label else self.body
-            self._fields = None if not told or is_form(self.named) else self._reader.read(told)
+            self._scan()
         return None if self._fields is None else self._reader.value(self._fields, name)
 
     def has(self, name: str) -> bool:
         """Whether the JSON body has this top-level field, whatever its value; cheaper than reading it."""
-        self.field(name)
+        if not self._scanned:
+            self._scan()
         return self._reader.has(self._fields, name)
 
-    def raw(self, name: str) -> msgspec.Raw | None:
+    def raw(self, name: str) -> bytes | None:
         """A top-level value of the JSON body as it was written; None where there is none."""
-        self.field(name)
+        if not self._scanned:
+            self._scan()
         return self._reader.raw(self._fields, name)
+
+    def _scan(self) -> None:
+        self._scanned = True
+        told = _query(self.target) if self.label == REALTIME.label else self.body
+        self._fields = None if not told or is_form(self.named) else self._reader.read(told)
 
     @property
     def model(self) -> str | None:

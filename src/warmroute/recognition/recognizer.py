@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..core.answer import Answer, Decode
 from ..core.headers import Headers
@@ -48,6 +49,13 @@ FIELDS = (
 """The top-level fields of a JSON body that are looked at."""
 
 
+class PromptView(RequestView, Protocol):
+    """What recognition may read of a request."""
+
+    def raw(self, name: str) -> bytes | None:
+        """A top-level value of the JSON body as it was written."""
+
+
 class Recognizer:
     """`recognise` looks and changes nothing; `goes` is told before the request is placed, `served` at its first content, and
     a `listener` hears the answer."""
@@ -75,7 +83,7 @@ class Recognizer:
     def __repr__(self) -> str:
         return f"<Recognizer {len(self._sources)} sources{', content' if self._by_content else ''}>"
 
-    def recognise(self, view: RequestView, route: Route, model: str | None, response_id: str | None = None) -> Turn:
+    def recognise(self, view: PromptView, route: Route, model: str | None, response_id: str | None = None) -> Turn:
         """Whose turn a request is. `response_id` is that of its path, where the path has one."""
         identity = identify(view, model, self._sources, self._unusable)
         shape = route.shape
@@ -88,7 +96,7 @@ class Recognizer:
             and known
             and shape
             and self.memory.threads.one(named.key)
-            and has_begun(shape, view.field)
+            and has_begun(shape, view.field, view.raw)
         ):
             turn.named, turn.begun = named, True
             turn.session, turn.wishes = (None, Wishes(side=True)) if says_so(view) else (named, NO_WISHES)

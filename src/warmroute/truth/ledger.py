@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from ..core.drift import Drift, drift
+from ..core.drift import Drift, drift, grown
 from ..core.model import Reason, Session
 from ..core.residency import Held
 from ..core.sketch import Kind, Sketch, sketch
 from ..core.split import BLOCK, Outcome, split
+from ..core.stem import Stem
 from ..core.usage import NO_USAGE, Usage
 from ..core.volatile import Lines
 from .conversations import MAY_COST_NOTHING, Computed, Conversation, Conversations, Engine, TurnTaken
@@ -16,6 +18,17 @@ from .tally import Tally
 from .warmth import Warmth
 
 Parts = Sequence[tuple[Kind, bytes]]
+
+
+class Said(Protocol):
+    """What a request says."""
+
+    def parts(self) -> Parts:
+        """All of it; nothing if it cannot be read."""
+
+    def added(self, old: Stem | None) -> tuple[Stem | None, Parts | None]:
+        """Its stem, None if it has none; and what it adds to the prompt with the old one, None if it does not begin so."""
+
 
 ANSWER = "answer"
 """The cause of a change that only the backend's figures show: the last answer came back otherwise than it was made."""
@@ -75,25 +88,38 @@ class Ledger:
     warmth: dict[str, Warmth] = field(default_factory=dict)
     masks: dict[int, Lines | int] = field(default_factory=dict)
 
-    def look(self, session: Session, parts: Parts, came_from: bytes | None, *, older: bool) -> Prompt:
-        """Compare a prompt with the one that it goes on from; the text is not kept.
+    def look(self, session: Session, said: Said, came_from: bytes | None, *, older: bool) -> Prompt:
+        """Compare a prompt with the one that it goes on from; the text is not kept. NO_PROMPT for what cannot be read.
 
         `came_from` is the session whose history a new session goes on with; `older` tells that the session is not new.
         """
-        now = sketch(parts)
         before = self.conversations.get(session.key)
         if before is None and came_from is not None:
             before = self.conversations.get(came_from)
+        last = before.sketch if before is not None and before.sketch.begun else None
+        stem, added = said.added(last.stem if last is not None else None)
+        if before is not None and last is not None and added is not None:
+            now = last.grown(added)
+            now.stem = stem
+            return Prompt(session, before.family, now, before, self._compared(before, now, said, grown(last, now)))
+        parts = said.parts()
+        if not parts:
+            return NO_PROMPT
+        now = sketch(parts)
+        now.stem = stem
         if before is None:
             self._mask(now, parts)
             return Prompt(session, _family(parts), now, older=older)
         found = drift(before.sketch, now, before.tools)
+        return Prompt(session, before.family, now, before, self._compared(before, now, said, found))
+
+    def _compared(self, before: Conversation, now: Sketch, said: Said, found: Drift) -> Drift:
+        """What was found, or more where a closer look tells it."""
         if found.cause is None:
             now.masks = before.sketch.masks
-        else:
-            self._mask(now, parts)
-            found = drift(before.sketch, now, before.tools)
-        return Prompt(session, before.family, now, before, found)
+            return found
+        self._mask(now, said.parts())
+        return drift(before.sketch, now, before.tools)
 
     def _mask(self, now: Sketch, parts: Parts) -> None:
         if len(self.masks) > _MOST_MASKS:
