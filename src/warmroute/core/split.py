@@ -60,33 +60,41 @@ def split(
     if cached is None:
         return Split({Outcome.UNKNOWN: prompt} if prompt else {})
     cached = min(cached, prompt)
-    found = {Outcome.REUSED: cached}
+    found = {Outcome.REUSED: cached} if cached else {}
     left = prompt - cached
     if expected is None:
-        found[Outcome.UNKNOWN if older else Outcome.FIRST_TURN] = left
-        return Split(_some(found))
+        if left:
+            found[Outcome.UNKNOWN if older else Outcome.FIRST_TURN] = left
+        return Split(found)
     known = min(expected.known, prompt)
     reachable = min(known, prompt - 1) // block * block
     here = min(expected.here, reachable) // block * block
-    found[Outcome.NEW] = new = max(0, min(left, prompt - known - expected.replaced))
-    left -= new
-    found[Outcome.PROMPT_CHANGED] = changed = max(0, min(left, prompt - known - new))
-    left -= changed
-    found[Outcome.BLOCK_ROUNDING] = rounding = max(0, min(left, known - reachable))
-    left -= rounding
-    found[Outcome.MOVED] = moved = max(0, min(left, reachable - max(here, cached // block * block)))
-    left -= moved
+    if (new := min(left, prompt - known - expected.replaced)) > 0:
+        found[Outcome.NEW] = new
+        left -= new
+    else:
+        new = 0
+    if (changed := min(left, prompt - known - new)) > 0:
+        found[Outcome.PROMPT_CHANGED] = changed
+        left -= changed
+    if (rounding := min(left, known - reachable)) > 0:
+        found[Outcome.BLOCK_ROUNDING] = rounding
+        left -= rounding
+    if left == 0:
+        return Split(found)
+    moved = max(0, min(left, reachable - max(here, cached // block * block)))
+    if moved:
+        found[Outcome.MOVED] = moved
+        left -= moved
     if gone is not None:
         slack = 2 * block if gone else 0  # ends of prompts are told in whole blocks
-        found[Outcome.EVICTED] = evicted = left if left <= gone + slack else gone
-        left -= evicted
+        evicted = left if left <= gone + slack else gone
+        if evicted:
+            found[Outcome.EVICTED] = evicted
+            left -= evicted
     answer_changed = left > 0 and moved == 0 and cached >= expected.asked // block * block - block and cached > 0
     if answer_changed:
-        found[Outcome.PROMPT_CHANGED] += left
-    else:
+        found[Outcome.PROMPT_CHANGED] = found.get(Outcome.PROMPT_CHANGED, 0) + left
+    elif left:
         found[Outcome.EVICTED if gone is None else Outcome.UNKNOWN] = left
-    return Split(_some(found), answer_changed)
-
-
-def _some(found: dict[Outcome, int]) -> dict[Outcome, int]:
-    return {outcome: tokens for outcome, tokens in found.items() if tokens}
+    return Split(found, answer_changed)

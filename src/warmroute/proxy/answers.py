@@ -65,5 +65,5 @@ async def send_error(
     """Send one of the router's own errors as a whole answer."""
     body = error.body(protocol)
     headers = [*error.headers(), (b"content-length", str(len(body)).encode()), *client.for_pages(), *(extra or [])]
-    await client.start(error.status, headers)
+    client.start(error.status, headers)
     await client.body(body, more=False)

@@ -4,30 +4,42 @@ from collections.abc import Callable, Coroutine, MutableMapping
 from types import TracebackType
 from typing import Any
 
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
 from ..core.headers import Headers
-from .server import EXTENSION, DataProtocol
+from .server import CYCLE, EXTENSION, DataProtocol
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Coroutine[Any, Any, None]]
+_WITHOUT_BODY = (204, 304)
 
 _SWITCHED = 101
 _SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
 
 
 class Client:
-    """Sends head and body through ASGI. Within its `with` block `gone` tells whether the client has left.
+    """Sends head and body past ASGI, whose messages cost more than the bytes. Within its `with` block `gone` tells whether the
+    client has left.
 
     `finished` is True once the last byte of an answer was handed over; `bytes_out` counts its body.
     """
 
-    __slots__ = ("_on_gone", "_scope", "bytes_out", "connection", "finished", "gone", "has_length", "send", "started")
+    __slots__ = (
+        *("_chunked", "_cycle", "_flow", "_head", "_left", "_on_gone", "_scope", "_silent"),
+        *("bytes_out", "connection", "finished", "gone", "has_length", "started"),
+    )
 
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self.connection: DataProtocol = scope["extensions"][EXTENSION]
-        self.send = send
+    def __init__(self, scope: Scope) -> None:
+        extensions = scope["extensions"]
+        self.connection: DataProtocol = extensions[EXTENSION]
+        self._cycle: RequestResponseCycle = extensions[CYCLE]
+        self._flow = self.connection.flow
         self._scope = scope
         self._on_gone: Callable[[], None] | None = None
+        self._head = b""
+        self._chunked = self._silent = False
+        self._left = 0
         self.gone = False
         self.started = False
         self.has_length = False
@@ -35,7 +47,7 @@ class Client:
         self.bytes_out = 0
 
     def __enter__(self) -> None:
-        self.connection.watch(self._left)
+        self.connection.watch(self._has_left)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -55,38 +67,84 @@ class Client:
         """Call this when the client leaves; the last one given counts."""
         self._on_gone = callback
 
-    def _left(self) -> None:
+    def _has_left(self) -> None:
         self.gone = True
         if self._on_gone is not None:
             self._on_gone()
 
-    async def start(self, status: int, headers: Headers) -> None:
-        """Send the head; it travels with the first part of the body, which must follow at once."""
-        self.started = True
-        self.has_length = any(name == b"content-length" for name, _ in headers)
-        if status == _SWITCHED:
-            self._switch(headers)
-            return
-        self.connection.corked.cork()
-        self.connection.answer_begins()
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+    def start(self, status: int, headers: Headers) -> None:
+        """Give the head; it travels with the first part of the body, which must follow at once.
 
-    def _switch(self, headers: Headers) -> None:
-        """Send the head after which the connection is a WebSocket: past uvicorn, whose answers have an end."""
-        self.connection.cycle.response_started = True
-        lines = [_SWITCHING, *(b"%b: %b\r\n" % pair for pair in headers), b"\r\n"]
-        self.connection.corked.write(b"".join(lines))
+        Names are lower case. A body of no stated length is sent in chunks.
+        """
+        self.started = True
+        cycle = self._cycle
+        cycle.response_started = True
+        if status == _SWITCHED:
+            lines = [_SWITCHING, *(b"%b: %b\r\n" % pair for pair in headers), b"\r\n"]
+            self.connection.wire.write(b"".join(lines))
+            return
+        cycle.waiting_for_100_continue = False
+        self.connection.answer_begins()
+        parts = [STATUS_LINE[status]]
+        closes = False
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+            if name == b"content-length":
+                self.has_length = True
+                self._left = int(value)
+            elif name == b"connection" and b"close" in value.lower():
+                closes, cycle.keep_alive = True, False
+        if not cycle.keep_alive and not closes:
+            parts.append(b"connection: close\r\n")
+        self._silent = self._scope["method"] == "HEAD"
+        if not (self.has_length or self._silent or status in _WITHOUT_BODY):
+            self._chunked = True
+            parts.append(b"transfer-encoding: chunked\r\n")
+        parts.append(b"\r\n")
+        self._head = b"".join(parts)
+        if self._head.count(b"\r\n") != len(headers) + 2 + (not cycle.keep_alive and not closes) + self._chunked:
+            raise RuntimeError("a header of the answer has a line break in it")
 
     async def body(self, data: bytes, *, more: bool) -> None:
         """Send a part of the body; waits while the client reads too slowly."""
         self.bytes_out += len(data)
         self.finished = not more
-        await self.send({"type": "http.response.body", "body": data, "more_body": more})
-        self.connection.corked.uncork()
+        if self._flow.write_paused and not self._cycle.disconnected:
+            await self._flow.drain()
+        self.put(data, more=more)
+
+    def put(self, data: bytes, *, more: bool) -> None:
+        """Send a part of the body now, uncounted."""
+        cycle = self._cycle
+        if cycle.disconnected:
+            return
+        if self._silent:
+            data = b""
+        elif self._chunked:
+            data = _chunk(data) if more else (_chunk(data) + b"0\r\n\r\n")
+        else:
+            self._left -= len(data)
+            if self._left < 0 or (self._left and not more):
+                raise RuntimeError("an answer is not as long as its content-length says")
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data:
+            self.connection.wire.write(data)
+        if not more:
+            cycle.response_complete = True
+            cycle.message_event.set()
+            if not cycle.keep_alive:
+                self.connection.wire.close()
+            cycle.on_response()
 
     async def drained(self) -> None:
         """Wait until the client has read most of what was sent to it, or has gone."""
-        await self.connection.flow.drain()
+        await self._flow.drain()
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 _SETTLE_AFTER = 8192
@@ -94,15 +152,13 @@ _SETTLE_AFTER = 8192
 
 
 class Outflow:
-    """An answer that streams: every piece goes to the client's connection in the moment it comes.
+    """An answer that streams: every piece goes to the client's connection in the moment it comes, with no task to wake.
 
-    ASGI's send waits only for a slow reader. Where there is none it ends without a pause, so it can be run to its end here
-    with no task to wake. A whole chunk is written as it is, past ASGI: head and framing are uvicorn's own already.
-    `take`, if given, turns what came into what is sent. `note` is told of the bytes some thousands at a time, and with
-    `settle` of the last ones.
+    A whole chunk is written as it is. `take`, if given, turns what came into what is sent. `note` is told of the bytes some
+    thousands at a time, and with `settle` of the last ones.
     """
 
-    __slots__ = ("_client", "_flow", "_note", "_recent", "_send", "_size", "_take", "_write")
+    __slots__ = ("_client", "_flow", "_note", "_put", "_recent", "_size", "_take", "_write")
 
     def __init__(
         self, client: Client, note: Callable[[bytes], None], take: Callable[[bytes], bytes] | None = None
@@ -113,9 +169,9 @@ class Outflow:
         self._take = take
         self._recent: list[bytes] = []
         self._size = 0
-        self._send = client.send
+        self._put = client.put
         self._flow = connection.flow
-        self._write = connection.corked.uncorked_write
+        self._write = connection.wire.write
 
     def piece(self, data: bytes) -> bool:
         """Send some bytes of the body; False if the client reads too slowly and `drained` should be awaited."""
@@ -126,11 +182,8 @@ class Outflow:
         self._recent.append(data)
         self._size += len(data)
         self.settle()
-        try:
-            self._send({"type": "http.response.body", "body": data, "more_body": True}).send(None)
-        except StopIteration:
-            return not self._flow.write_paused
-        raise RuntimeError("a piece was sent to a client that reads too slowly")
+        self._put(data, more=True)
+        return not self._flow.write_paused
 
     def chunk(self, framed: bytes, start: int) -> bool:
         """Send one whole chunk in its framing; the same return value."""

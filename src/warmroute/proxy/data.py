@@ -65,7 +65,7 @@ class DataApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        client = Client(scope, send)
+        client = Client(scope)
         raw_path: bytes = scope["raw_path"]
         route = routes.find(raw_path)
         protocol = route.protocol if route else Protocol.OPENAI
@@ -144,7 +144,7 @@ class DataApp:
         told, body = self._refusals.answer(error, route, method=scope["method"], headers=scope["headers"], since=None)
         closes = [(b"connection", b"close")] if follows else []
         framed = (b"content-length", str(len(body)).encode())
-        await client.start(error.status, [*told, framed, *client.for_pages(), *closes])
+        client.start(error.status, [*told, framed, *client.for_pages(), *closes])
         await client.body(body, more=False)
 
 
@@ -154,5 +154,5 @@ async def _send_json(client: Client, status: int, body: bytes) -> None:
         (b"content-length", str(len(body)).encode()),
         *client.for_pages(),
     ]
-    await client.start(status, headers)
+    client.start(status, headers)
     await client.body(body, more=False)

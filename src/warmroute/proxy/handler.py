@@ -282,7 +282,7 @@ class Handler:
             out = relay.feed(data) if data else b""
         if ended:
             out += relay.finish()
-        await self._begin(x, decision, connection)
+        self._begin(x, decision, connection)
         await client.body(out, more=not ended)
         if not ended:
             await client.drained()
@@ -293,7 +293,7 @@ class Handler:
                 outflow.settle()
             await client.body(relay.finish(), more=False)
 
-    async def _begin(self, x: InFlight, decision: Decision, connection: Connection) -> None:
+    def _begin(self, x: InFlight, decision: Decision, connection: Connection) -> None:
         record = x.record
         record.first_byte_s = self._clock() - record.started
         record.status = connection.status
@@ -303,7 +303,7 @@ class Handler:
         else:
             self._placement.withdraw(x.turn.session, decision)
         headers = response_headers(connection.headers, connection.status)
-        await x.client.start(connection.status, headers + self._answers.told(record) + x.closing())
+        x.client.start(connection.status, headers + self._answers.told(record) + x.closing())
 
     async def _broke_off(self, x: InFlight, failure: Failure) -> None:
         """The backend died after content: go on elsewhere, else say so in an event stream, or break any other body off.

@@ -21,8 +21,8 @@ class FieldReader:
     """Finds the top-level fields of these names in a JSON object and skips all others, however many there are."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._attributes = {name: f"f{i}" for i, name in enumerate(dict.fromkeys(names))}
-        fields = [(a, msgspec.Raw, msgspec.field(default=_NO_RAW, name=n)) for n, a in self._attributes.items()]
+        self.attributes = {name: f"f{i}" for i, name in enumerate(dict.fromkeys(names))}
+        fields = [(a, msgspec.Raw, msgspec.field(default=_NO_RAW, name=n)) for n, a in self.attributes.items()]
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("Fields", fields, gc=False))
 
     def read(self, body: bytes) -> object:
@@ -34,16 +34,16 @@ class FieldReader:
 
     def has(self, fields: object, name: str) -> bool:
         """Whether there is such a field."""
-        return getattr(fields, self._attributes.get(name, ""), _NO_RAW) is not _NO_RAW
+        return getattr(fields, self.attributes.get(name, ""), _NO_RAW) is not _NO_RAW
 
     def raw(self, fields: object, name: str) -> bytes | None:
         """One field as it was written; None where there is none, or it is not one of this reader's."""
-        raw = getattr(fields, self._attributes.get(name, ""), _NO_RAW)
+        raw = getattr(fields, self.attributes.get(name, ""), _NO_RAW)
         return None if raw is _NO_RAW else bytes(raw)
 
     def value(self, fields: object, name: str) -> object:
         """One field's value; None where there is none, it cannot be read, or it is not one of this reader's."""
-        raw = getattr(fields, self._attributes.get(name, ""), _NO_RAW)
+        raw = getattr(fields, self.attributes.get(name, ""), _NO_RAW)
         return None if raw is _NO_RAW else decoded(raw)
 
 
@@ -69,7 +69,7 @@ class Request:
     cannot give it headers: the parameters of its query stand for fields.
     """
 
-    __slots__ = ("_fields", "_reader", "_scanned", "body", "headers", "label", "method", "named", "target")
+    __slots__ = ("_attributes", "_fields", "_reader", "_scanned", "body", "headers", "label", "method", "named", "target")
 
     def __init__(
         self,
@@ -88,6 +88,7 @@ class Request:
         self.named = named
         self.body = body
         self._reader = reader
+        self._attributes = reader.attributes
         self._fields: object = None
         self._scanned = False
 
@@ -101,7 +102,8 @@ class Request:
         """A top-level value of the JSON body; None where there is none or it cannot be read."""
         if not self._scanned:
             self._scan()
-        return None if self._fields is None else self._reader.value(self._fields, name)
+        raw = getattr(self._fields, self._attributes.get(name, ""), _NO_RAW)
+        return None if raw is _NO_RAW else decoded(raw)
 
     def has(self, name: str) -> bool:
         """Whether the JSON body has this top-level field, whatever its value; cheaper than reading it."""

@@ -18,13 +18,14 @@ from ..core import routes
 from ..core.headers import Headers
 from ..core.routes import Protocol
 from . import errors
-from .cork import CorkedTransport
 from .deadlines import Door, Mark, Wait, Waiting
 from .errors import Code, RouterError
 from .refusals import UNKNOWN, Refusals
+from .wire import Wire
 
-EXTENSION = "warmroute.connection"
-"""The key of the ASGI scope's extensions under which the application finds its connection."""
+EXTENSION, CYCLE = "warmroute.connection", "warmroute.cycle"
+"""The keys of the ASGI scope's extensions under which the application finds its connection, and uvicorn's own state of this
+request, of which several may wait on one connection."""
 
 _HEAD_LIMIT = 64 << 10
 """Bytes of a request's line and headers, and of what surrounds the parts of a chunked body."""
@@ -83,11 +84,11 @@ class DataProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._own_transport = transport
-        self.corked = CorkedTransport(transport, self._lingers)
+        self.wire = Wire(transport, self._lingers)
         if self._door.enter(self):
-            super().connection_made(self.corked)  # type: ignore[arg-type]
+            super().connection_made(self.wire)  # type: ignore[arg-type]
         else:
-            self.transport = self.corked  # type: ignore[assignment]
+            self.transport = self.wire  # type: ignore[assignment]
             self._deaf = True  # no request has come: the door counts this, and there is nothing to record
             error = errors.too_many_connections(self._door.limit)
             self._end_with(error.status, error.headers(), error.body(Protocol.OPENAI))
@@ -95,7 +96,7 @@ class DataProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.leave(self)
         self._door.gone(self._own_transport)
-        self.corked.lingering = True
+        self.wire.lingering = True
         super().connection_lost(exc)
         if self._left is not None:
             self._left()
@@ -166,7 +167,7 @@ class DataProtocol(HttpToolsProtocol):
 
     def waiting(self) -> Waiting | None:
         """What the client is waited for now; None while it is the client that waits, or the end is near."""
-        if self.corked.lingering:
+        if self.wire.lingering:
             return None
         cycle = self.cycle
         waits = cycle is not None and not cycle.response_complete
@@ -210,7 +211,10 @@ class DataProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         # A trailer would come here too: it must not look like a header (RFC 9110, 6.5.1), and nobody needs one.
         if self._at is _HEAD:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if not self._replaying:
@@ -218,6 +222,8 @@ class DataProtocol(HttpToolsProtocol):
             if self._refusal is not None:
                 raise _Refused
             super().on_headers_complete()
+            extensions: dict[str, Any] = self.scope["extensions"]
+            extensions[CYCLE] = self.cycle
         self._at, self._head_bytes, self._framing_bytes = _BODY, 0, 0
 
     def on_body(self, body: bytes) -> None:

@@ -1,7 +1,7 @@
 """A WebSocket through the router: two connections whose bytes go to each other, with no task between them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from .placement import Placed
 _SERVICE_RESTART = 1012
 _INTERNAL_ERROR = 1011
 
-Begin = Callable[[InFlight, Decision, Connection], Awaitable[None]]
+Begin = Callable[[InFlight, Decision, Connection], None]
 
 
 async def through(x: InFlight, placed: Placed, connection: Connection, begin: Begin) -> None:
@@ -31,7 +31,7 @@ async def through(x: InFlight, placed: Placed, connection: Connection, begin: Be
         raise ClientGone
     tunnel = Tunnel(x.client, connection)
     placed.lease.may_be_silent()
-    await begin(x, placed.decision, connection)
+    begin(x, placed.decision, connection)
     try:
         await tunnel.run()
     finally:
@@ -131,7 +131,7 @@ class Tunnel:
         self._back = _End(connection, self._back_ended)
         self._front.other, self._back.other = self._back, self._front
         self._back.frames = self._frames
-        self._front.transport = guest.corked
+        self._front.transport = guest.wire
         self._back.transport, self._came = connection.take(self._back)
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class Tunnel:
         guest, front, back = self._guest, self._front, self._back
         early = guest.early or []
         guest.tunnel = self._waiting
-        guest.corked.set_protocol(front)
+        guest.wire.set_protocol(front)
         guest.flow.resume_reading()
         for data in early:
             front.data_received(data)

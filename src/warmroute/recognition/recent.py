@@ -32,13 +32,15 @@ class Recent(Generic[Value]):
 
     def get(self, key: bytes) -> Value | None:
         """An entry; looking does not keep it longer."""
-        self._age()
+        if self._clock() - self._born >= self._expiry:
+            self._age()
         found = self._young.get(key)
         return self._old.get(key) if found is None else found
 
     def put(self, key: bytes, value: Value) -> None:
         """Hold an entry, and from now on for `expiry` at least, if there is room."""
-        self._age()
+        if self._clock() - self._born >= self._expiry:
+            self._age()
         self._old.pop(key, None)
         if len(self._young) >= self._half and key not in self._young:
             self.evicted += len(self._old) if self._keeps_old else len(self._young)

@@ -85,7 +85,7 @@ class Conversation:
             known = asked = last.tokens(drift.same)
             replaced = last.tokens(drift.same + drift.lost) - known
             replaced += max(0, last.completion - 1) if drift.answered else 0
-        there = next((c for c in self.computed if c.engine[:2] == engine[:2]), None)
+        there = self.last_on(engine)
         if there is None:
             here = 0
         elif grows(drift) or there.size <= drift.same:
@@ -96,7 +96,10 @@ class Conversation:
 
     def last_on(self, engine: Engine) -> Computed | None:
         """What was computed last on this backend and rank, be it by an earlier process."""
-        return next((c for c in self.computed if c.engine[:2] == engine[:2]), None)
+        for computed in self.computed:
+            if computed.engine is engine or computed.engine[:2] == engine[:2]:
+                return computed
+        return None
 
     def goes_on(self, sketch: Sketch, drift: Drift | None, turn: Computed) -> None:
         """A turn was computed: it is the last one now, and what the prompt has left is not expected of any engine."""
@@ -104,10 +107,12 @@ class Conversation:
             for other in self.computed:
                 if other.size > drift.same:
                     other.prompt, other.completion, other.size = other.tokens(drift.same), 0, drift.same
-        others = [c for c in self.computed if c.engine[:2] != turn.engine[:2]]
+        there = self.last_on(turn.engine)
+        others = [c for c in self.computed if c is not there] if len(self.computed) > 1 or there is None else ()
         self.computed = [turn, *others[: _MOST_PLACES - 1]]
-        if sketch.tools != self.sketch.tools and len(self.tools) < _MOST_TOOLS:
-            self.tools.add(self.sketch.tools)
+        if drift is not None and drift.cause is not None and sketch.tools != self.sketch.tools:
+            if len(self.tools) < _MOST_TOOLS:
+                self.tools.add(self.sketch.tools)
         self.sketch = sketch
 
 

@@ -87,6 +87,7 @@ class Ledger:
     stability: Stability = field(default_factory=Stability)
     warmth: dict[str, Warmth] = field(default_factory=dict)
     masks: dict[int, Lines | int] = field(default_factory=dict)
+    engines: dict[tuple[str, str | None], Engine] = field(default_factory=dict)
 
     def look(self, session: Session, said: Said, came_from: bytes | None, *, older: bool) -> Prompt:
         """Compare a prompt with the one that it goes on from; the text is not kept. NO_PROMPT for what cannot be read.
@@ -132,7 +133,7 @@ class Ledger:
         usage = answered.usage if answered.usage.prompt is not None else _estimated(prompt)
         if usage.prompt is None:
             return
-        engine = Engine(answered.backend, answered.rank, self.process_of(answered.backend))
+        engine = self._engine(answered.backend, answered.rank)
         block = self.block_of(answered.backend)
         expected = before.expects(drifted, engine) if before is not None and drifted is not None else None
         gone = self.evicted(prompt.session.key, *engine[:2], answered.held) if prompt.session is not None else None
@@ -143,7 +144,7 @@ class Ledger:
         if drifted is not None and drifted.cause in MAY_COST_NOTHING and there is not None and there.engine == engine:
             _blame_the_prompt(tokens)
         causes: dict[Outcome, str] = {}
-        if any(outcome in tokens for outcome in _MISSED):
+        if not tokens.keys().isdisjoint(_MISSED):
             causes = self._causes(prompt, there, engine, answered.decision, answer_changed)
         idle = None if there is None else max(0.0, answered.began - there.at)
         taken = TurnTaken(answered.ended, answered.backend, answered.decision, usage.prompt, usage.cached, idle, tokens)
@@ -164,6 +165,13 @@ class Ledger:
         computed = Computed(engine, prompt.sketch.size, usage.prompt, usage.completion or 0, answered.ended)
         known.goes_on(prompt.sketch, drifted, computed)
         known.turns.append(taken)
+
+    def _engine(self, backend: str, rank: str | None) -> Engine:
+        process = self.process_of(backend)
+        known = self.engines.get((backend, rank))
+        if known is None or known.process != process:
+            known = self.engines[backend, rank] = Engine(backend, rank, process)
+        return known
 
     def _warmth(self, there: Computed, idle: float, usage: Usage, block: int) -> None:
         """A conversation that only grew has come back to its engine."""
@@ -193,7 +201,9 @@ class Ledger:
 
 def _elsewhere(before: Conversation, engine: Engine) -> bool:
     """Whether the last turn was computed by another engine."""
-    return bool(before.computed) and before.computed[0].engine[:2] != engine[:2]
+    if not before.computed or before.computed[0].engine is engine:
+        return False
+    return before.computed[0].engine[:2] != engine[:2]
 
 
 def _estimated(prompt: Prompt) -> Usage:
