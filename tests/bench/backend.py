@@ -61,23 +61,14 @@ class Answers:
 
     whole: dict[bytes, bytes]
     other: bytes
-    opening: bytes
-    token: bytes
-    finish: bytes
-    usage: bytes
-    done: bytes
+    plain: "Events"
+    with_ids: "Events"
     tokens: int
     gap: float
 
     @classmethod
     def canned(cls, tokens: int, gap: float) -> "Answers":
         """Answers in the shapes that a real vLLM gave."""
-        events = [event + b"\n\n" for event in (GOLDEN / "chat-stream.sse").read_bytes().split(b"\n\n") if event]
-        role, token, *_, finish, usage, done = map(_chunk, events)
-        head = (
-            b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-            b"transfer-encoding: chunked\r\n\r\n"
-        )
         card = {"id": MODEL, "object": "model", "created": 1, "owned_by": "vllm", "max_model_len": 8192}
         metrics = (GOLDEN / "metrics-vllm-0.32.0.txt").read_bytes()
         whole = {
@@ -86,7 +77,30 @@ class Answers:
             b"/metrics": _whole(metrics, b"text/plain; version=0.0.4; charset=utf-8"),
             b"/health": _whole(b""),
         }
-        return cls(whole, _whole(b"{}"), head + role, token, finish, usage, done + b"0\r\n\r\n", tokens, gap)
+        events = Events.golden("chat-stream.sse"), Events.golden("chat-stream-token-ids.sse")
+        return cls(whole, _whole(b"{}"), *events, tokens, gap)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The parts of a stream, each in its own chunk."""
+
+    opening: bytes
+    token: bytes
+    finish: bytes
+    usage: bytes
+    done: bytes
+
+    @classmethod
+    def golden(cls, name: str) -> "Events":
+        """As a real vLLM sent them."""
+        events = [event + b"\n\n" for event in (GOLDEN / name).read_bytes().split(b"\n\n") if event]
+        role, token, *_, finish, usage, done = map(_chunk, events)
+        head = (
+            b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        return cls(head + role, token, finish, usage, done + b"0\r\n\r\n")
 
 
 class Backend(asyncio.Protocol):
@@ -126,24 +140,25 @@ class Backend(asyncio.Protocol):
     def on_message_complete(self) -> None:
         body = b"".join(self._body)
         if b'"stream":true' in body or b'"stream": true' in body:
-            self._stream(b"include_usage" in body)
+            events = self._answers.with_ids if b"return_token_ids" in body else self._answers.plain
+            self._stream(events, b"include_usage" in body)
             return
         self._transport.write(self._answers.whole.get(self._url, self._answers.other))
         if not self._parser.should_keep_alive():
             self._transport.close()
 
-    def _stream(self, with_usage: bool) -> None:
+    def _stream(self, events: Events, with_usage: bool) -> None:
         """The role and the first token at once, each further token when it is due, late ones without a pause."""
         answers = self._answers
         started = self._loop.time()
-        last = answers.finish + (answers.usage if with_usage else b"") + answers.done
-        self._transport.write(answers.opening)
+        last = events.finish + (events.usage if with_usage else b"") + events.done
+        self._transport.write(events.opening)
         sent = 0
 
         def step() -> None:
             nonlocal sent
             sent += 1
-            self._transport.write(answers.token)
+            self._transport.write(events.token)
             due = started + sent * answers.gap
             if sent < answers.tokens:
                 self._timer = self._loop.call_at(due, step)

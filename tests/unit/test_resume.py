@@ -597,3 +597,33 @@ def test_reprs_tell_how_far_it_has_come() -> None:
     assert "1" in repr(tap)
     events.feed(rest_event("b", [20], "length") + DONE)
     assert repr(events) == "<RestEvents 1 tokens done>"
+
+
+def test_an_event_alone_is_taken_as_one_among_others() -> None:
+    """Most events come alone and are looked at in a shorter way, which must come to the same."""
+    tricky = [
+        b'{"choices":[{"index":0,"delta":{"content":""},"finish_reason":null,"token_ids":[7]}]}',
+        b'{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null,"token_ids":[]}]}',
+        b'{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null,"token_ids":null}]}',
+        b'{"choices":[{"index":0,"delta":{"content":"\\"token_ids\\":[1]"},"finish_reason":null,"token_ids":[1,2]}]}',
+        b'{"choices":[{"index":0,"delta":{"reasoning":"a"},"finish_reason":null,"token_ids":[3]}]}',
+        b'{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null,"token_ids":[3]}],"prompt_token_ids":[1]}',
+        b'{"choices":[{"index":0,"text":"b","finish_reason":null,"token_ids":[4]}]}',
+        b'{"choices":[{"index":0,"text":"","finish_reason":"stop","token_ids":[5]}]}',
+        b'{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"length","token_ids":[6]}]}',
+        b'{"choices":[{"token_ids":[8],"index":0,"text":"b","finish_reason":null}]}',
+        b'{"choices":[],"usage":{"prompt_tokens":1}}',
+        b"[DONE]",
+    ]
+    golden = [
+        event.removeprefix(b"data: ") for event in (GOLDEN / "chat-stream-token-ids.sse").read_bytes().split(b"\n\n")
+    ]
+    for events in (golden[1:-1], tricky, tricky[::-1], *([event] for event in tricky)):
+        alone, together = TokenTap(), TokenTap()
+        for tap in (alone, together):
+            tap.take(b"data: " + golden[0] + b"\n\n")
+        whole = [b"data: " + event + b"\n\n" for event in events]
+        got = b"".join([alone.take(event) for event in whole])
+        assert got == together.take(b": so that no event is alone\n\n" + b"".join(whole)).partition(b"\n\n")[2]
+        for name in ("ids", "flushed", "lost", "reasoning", "finished", "usage_sent"):
+            assert getattr(alone, name) == getattr(together, name), (name, events)

@@ -62,9 +62,11 @@ class Relay:
         return data
 
     @property
-    def unchanged(self) -> bool:
-        """Whether the client gets exactly what the backend sends."""
-        return self.tap is None and self.hides is None
+    def takes(self) -> Callable[[bytes], bytes] | None:
+        """What turns the bytes of a stream into what the client gets; None where it gets exactly what the backend sends."""
+        if self.tap is None:
+            return None if self.hides is None else self.hides.take
+        return self.without_unasked
 
     def without_unasked(self, data: bytes) -> bytes:
         """What the client gets of these bytes: nothing of what the router alone has asked for."""

@@ -4,6 +4,8 @@ from .usage import NO_USAGE, Usage
 
 _PROMPT_IDS = b'"prompt_token_ids":['
 _IDS = b'"token_ids":['
+_TOLD = b'token_ids":['
+_SAID_CHAT, _SAID_TEXT, _FINISHED, _QUOTE = b'"content":"', b'"text":"', b'"finish_reason":"', ord('"')
 _MARKS = (_IDS, _PROMPT_IDS, b'"finish_reason":"', b'"usage":{', b'"text":"', b'"content":"')
 """What an event that matters here has in it."""
 MAX_EVENT = 8 << 20
@@ -59,6 +61,10 @@ class TokenTap:
         """
         if self._idle:
             return data
+        if self.first and not self._rest:
+            plain = self._plain(data)
+            if plain is not None:
+                return plain
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -75,6 +81,31 @@ class TokenTap:
         if any(mark in data for mark in _MARKS):
             return b"\n\n".join([self._event(event) for event in data.split(b"\n\n")])
         return data
+
+    def _plain(self, data: bytes) -> bytes | None:
+        """What the client gets of one whole event that says something and tells its tokens, as nearly all do; else None.
+
+        It comes to the same as `_event`, in a quarter of the time.
+        """
+        at = data.find(_TOLD)
+        end = data.find(b"]", at)
+        if at < 0 or end < 0 or data.find(_TOLD, end) >= 0 or data.find(b"\n\n") != len(data) - 2:
+            return None
+        text = data.find(_SAID_CHAT) + len(_SAID_CHAT)
+        if text < len(_SAID_CHAT):
+            text = data.find(_SAID_TEXT) + len(_SAID_TEXT)
+            if text < len(_SAID_TEXT):
+                return None
+        if data[text] == _QUOTE or data.find(_FINISHED) >= 0 or data[at - 1] != _QUOTE:
+            return None
+        start = at + len(_TOLD)
+        ids = self.ids
+        ids.append(data[start:end])
+        if start == end:
+            self.lost = True
+        self.flushed = len(ids)
+        self.reasoning = False
+        return data[: start - 1] + b"null" + data[end + 1 :]
 
     def end(self) -> bytes:
         """The stream has ended: what was held of an event that nothing ends."""

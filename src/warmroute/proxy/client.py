@@ -187,15 +187,17 @@ class Outflow:
 
     def chunk(self, framed: bytes, start: int) -> bool:
         """Send one whole chunk in its framing; the same return value."""
+        data = framed[start:-2]
         if self._take is not None:
-            data = self._take(framed[start:-2])
-            if not data:
-                return not self._flow.write_paused
-            size = b"%x\r\n" % len(data)
-            framed, start = size + data + b"\r\n", len(size)
+            taken = self._take(data)
+            if taken is not data:
+                if not taken:
+                    return not self._flow.write_paused
+                data = taken
+                framed = b"%x\r\n%b\r\n" % (len(data), data)
         self._write(framed)
-        self._recent.append(framed[start:-2])
-        self._size += len(framed) - start - 2
+        self._recent.append(data)
+        self._size += len(data)
         if self._size > _SETTLE_AFTER:
             self.settle()
         return not self._flow.write_paused

@@ -286,7 +286,7 @@ class Handler:
         await client.body(out, more=not ended)
         if not ended:
             await client.drained()
-            outflow = Outflow(client, relay.note, None if relay.unchanged else relay.without_unasked)
+            outflow = Outflow(client, relay.note, relay.takes)
             try:
                 await connection.pour(outflow, client.drained)
             finally:

@@ -69,7 +69,18 @@ class Request:
     cannot give it headers: the parameters of its query stand for fields.
     """
 
-    __slots__ = ("_attributes", "_fields", "_reader", "_scanned", "body", "headers", "label", "method", "named", "target")
+    __slots__ = (
+        "_attributes",
+        "_fields",
+        "_reader",
+        "_scanned",
+        "body",
+        "headers",
+        "label",
+        "method",
+        "named",
+        "target",
+    )
 
     def __init__(
         self,
