@@ -133,7 +133,7 @@ class Talk(asyncio.Protocol):
             asked = json.loads(b"".join(self._parts))
             self._left = asked["max_tokens"]
             self._usage = bool((asked.get("stream_options") or {}).get("include_usage"))
-            head, _, self._role = self._answers.opening.partition(b"\r\n\r\n")
+            head, _, self._role = self._answers.plain.opening.partition(b"\r\n\r\n")
             self._transport.write(head + b"\r\n\r\n")  # at once, long before the first token, as vLLM does
             self._engine.take(self)
         elif self._url == b"/metrics":
@@ -144,9 +144,9 @@ class Talk(asyncio.Protocol):
     def token(self, answers: Answers) -> bool:
         """Send the next token; returns whether it was the last one."""
         self._left -= 1
-        data, self._role = self._role + answers.token, b""
+        data, self._role = self._role + answers.plain.token, b""
         if self._left <= 0:
-            data += answers.finish + (answers.usage if self._usage else b"") + answers.done
+            data += answers.plain.finish + (answers.plain.usage if self._usage else b"") + answers.plain.done
         self._transport.write(data)
         return self._left <= 0
 

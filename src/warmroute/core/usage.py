@@ -41,10 +41,12 @@ def _read(usage: dict[str, Any]) -> Usage:
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     if "cache_read_input_tokens" in usage:
         return _anthropic(usage)
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+    completion = usage.get("completion_tokens", usage.get("output_tokens"))
     return Usage(
-        prompt=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
-        cached=_count(cached),
-        completion=_count(usage.get("completion_tokens", usage.get("output_tokens"))),
+        prompt if type(prompt) is int and prompt >= 0 else None,
+        cached if type(cached) is int and cached >= 0 else None,
+        completion if type(completion) is int and completion >= 0 else None,
     )
 
 
@@ -57,4 +59,4 @@ def _anthropic(usage: dict[str, Any]) -> Usage:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and value >= 0 else None

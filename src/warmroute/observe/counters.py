@@ -75,18 +75,15 @@ class RequestCounters:
             self.resumes[record.resumed] += 1
         if record.aborted:
             self.client_aborts += 1
-        self._histogram(self.duration, backend).observe(record.duration_s)
+        if backend not in self.duration:
+            self.duration[backend] = Histogram()
+        self.duration[backend].observe(record.duration_s)
         if record.first_byte_s is not None:
-            self._histogram(self.first_byte, backend).observe(record.first_byte_s)
+            if backend not in self.first_byte:
+                self.first_byte[backend] = Histogram()
+            self.first_byte[backend].observe(record.first_byte_s)
         self.recent.appendleft(record)
 
     @property
     def total(self) -> int:
         return sum(self.requests.values())
-
-    @staticmethod
-    def _histogram(of: dict[str, Histogram], backend: str) -> Histogram:
-        found = of.get(backend)
-        if found is None:
-            found = of[backend] = Histogram()
-        return found

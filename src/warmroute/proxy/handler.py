@@ -22,7 +22,7 @@ from ..fleet.registry import Registry
 from ..fleet.residents import Residents
 from ..observe.record import RequestRecord
 from ..recognition.recognizer import Recognizer
-from ..truth.ledger import Ledger
+from ..truth.ledger import NO_PROMPT, Ledger
 from . import errors
 from .answers import Answers, send_error
 from .body import BodyRefused, ClientLeft, Incoming, is_form
@@ -115,8 +115,6 @@ class Handler:
             turn = self._recognizer.recognise(request, route, model, response_id(route, scope["raw_path"]))
             if len(named) != len(headers):
                 turn.refused += self._recognizer.repeated(turn, headers)
-            if self._ledger is not None:
-                record.prompt = look(self._ledger, request, route, turn)
             asked = put_into(request.body, route.shape, request, self._asks)
             x = InFlight(request, route, client, record, turn, model, asked)
             x.upload = None if incoming.ended else Upload(incoming)
@@ -235,6 +233,8 @@ class Handler:
         body = x.asked.body if x.upload is None else x.upload.framed(x.asked.body)
         connection.send(head, body, head_only=request.method == "HEAD")
         x.client.on_gone(connection.abandon)
+        if self._ledger is not None and x.record.prompt is NO_PROMPT:  # now that the backend is at work
+            x.record.prompt = look(self._ledger, request, x.route, x.turn)
         await connection.read_head()
         self._judge(x, placed, connection)
         if connection.status == SWITCHED:

@@ -63,7 +63,7 @@ class Threads:
     def seen(self, key: bytes, opening: bytes | None, *, begun: bool) -> None:
         """Take one request of this id into account."""
         self._requests += 1
-        child = self.child(key, opening, begun=begun)
+        child = None if opening is None else self.child(key, opening, begun=begun)
         thread = self._threads.get(key) or _Thread(self._requests - 1)
         thread.requests += 1
         self._threads.put(key, thread)

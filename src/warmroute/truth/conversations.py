@@ -110,9 +110,9 @@ class Conversation:
         there = self.last_on(turn.engine)
         others = [c for c in self.computed if c is not there] if len(self.computed) > 1 or there is None else ()
         self.computed = [turn, *others[: _MOST_PLACES - 1]]
-        if drift is not None and drift.cause is not None and sketch.tools != self.sketch.tools:
-            if len(self.tools) < _MOST_TOOLS:
-                self.tools.add(self.sketch.tools)
+        changed = drift is not None and drift.cause is not None and sketch.tools != self.sketch.tools
+        if changed and len(self.tools) < _MOST_TOOLS:
+            self.tools.add(self.sketch.tools)
         self.sketch = sketch
 
 
