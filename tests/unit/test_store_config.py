@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from warmroute import cli
 from warmroute.config import Config, ConfigError, StoreConfig, load, read_secret
+from warmroute.core.store_url import StoreKind, StoreUrl, read_store_url
 
 SECRET = "sixteen-letters!"
 PASSWORD = "p4ssw0rd-of-redis"
@@ -30,6 +31,11 @@ def store(**values: object) -> StoreConfig:
         ("rediss://redis:6380/1?ssl_ca_certs=/etc/ca.pem&ssl_check_hostname=false", None),
         ("unix:///run/redis.sock", None),
         ("unix://:secret@/run/redis.sock?db=2", None),
+        ("redis+sentinel://a,b/mymaster", None),
+        ("redis+sentinel://user:p%40ss@a:26380,[::1]:26381/my%20master/3", None),
+        ("rediss+sentinel://a/m/0?ssl_ca_certs=/etc/ca.pem&sentinel_password=x", None),
+        ("redis+cluster://a", None),
+        ("rediss+cluster://:secret@a:6380,b:6381/?ssl_ca_certs=/etc/ca.pem", None),
         ("127.0.0.1:6379", "redis://127.0.0.1:6379"),
         ("redis.example", "redis://redis.example"),
     ],
@@ -43,7 +49,6 @@ def test_urls(given: str, meant: str | None) -> None:
     [
         "",
         "http://redis:6379",
-        "redis+sentinel://a,b/mymaster",
         "valkey://redis",
         "redis://",
         "redis://:6379",
@@ -66,6 +71,62 @@ def test_what_is_no_url_of_a_store(given: str) -> None:
     assert str(caught.value).endswith(
         "store.redis: not the URL of a Redis or Valkey; write it like redis://127.0.0.1:6379/0"
     )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "redis+sentinel://a,b",
+        "redis+sentinel:///mymaster",
+        "redis+sentinel://a,/mymaster",
+        "redis+sentinel://a:0/mymaster",
+        "redis+sentinel://a:99999/mymaster",
+        "redis+sentinel://a/mymaster/zero",
+        "redis+sentinel://a/mymaster/0/1",
+        "redis+sentinel://a/mymaster?ssl_ca_certs=/etc/ca.pem",
+        "redis+sentinel://a/mymaster?password=x",
+        "unix+sentinel://a/mymaster",
+        "redis+cluster://",
+        "redis+cluster://a:port",
+        "redis+cluster://a/1",
+        "redis+cluster://a?sentinel_password=x",
+        "redis+other://a",
+    ],
+)
+def test_what_is_no_url_of_sentinels_or_a_cluster(given: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        store(redis=given)
+    kind = given.partition("://")[0].partition("+")[2]
+    like = {"sentinel": "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/SERVICE/0"}
+    like["cluster"] = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379"
+    wanted = like.get(kind, "redis://127.0.0.1:6379/0")
+    assert str(caught.value).endswith(f"store.redis: not the URL of a Redis or Valkey; write it like {wanted}")
+
+
+def test_what_a_url_means() -> None:
+    url = "rediss+sentinel://user:p%40ss@a,[::1]:26381/my%20master/3?ssl_ca_certs=/ca&sentinel_password=s%2Fp"
+    assert read_store_url(url) == StoreUrl(
+        StoreKind.SENTINEL,
+        "rediss://user:p%40ss@host/3?ssl_ca_certs=%2Fca",
+        (("a", 26379), ("::1", 26381)),
+        "my master",
+        "rediss://:s%2Fp@host?ssl_ca_certs=%2Fca",
+    )
+    assert read_store_url("redis+cluster://:secret@a:7000,b") == StoreUrl(
+        StoreKind.CLUSTER, "redis://:secret@host/0", (("a", 7000), ("b", 6379))
+    )
+    assert read_store_url("redis://a/1") == StoreUrl(StoreKind.SERVER, "redis://a/1")
+
+
+def test_no_password_of_sentinels_is_shown() -> None:
+    url = f"redis+sentinel://user:{PASSWORD}@a/m?sentinel_username=u&sentinel_password={PASSWORD}"
+    config = load(environment={}, flags={"backends": ["http://a"], "store": {"redis": url}})
+    assert PASSWORD not in config.model_dump_json()
+    assert (
+        "redis+sentinel://**********@a/m?sentinel_username=u&sentinel_password=**********" in config.model_dump_json()
+    )
+    assert PASSWORD not in repr(config)
+    assert PASSWORD not in repr(read_store_url(url))
 
 
 def test_a_password_is_not_told_with_a_fault() -> None:

@@ -1,6 +1,5 @@
 """Every key, its type, its default and what is wrong with a value that cannot be used."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -9,9 +8,10 @@ from pydantic import Field, SecretStr, field_serializer, field_validator, model_
 
 from ..core.identity import DEFAULT_SOURCES, ladder
 from ..core.model import BackendSpec
+from ..core.store_url import read_store_url, without_passwords
 from .backends import BackendConfig
 from .keys import ClientKey, Key
-from .urls import is_redis_url, traces_url
+from .urls import traces_url
 from .values import Bytes, Seconds, SecondsOrNone, Section
 
 
@@ -155,8 +155,8 @@ class StoreConfig(Section):
         if value is None:
             return None
         text = value if "://" in value else f"redis://{value}"
-        if not is_redis_url(text):
-            raise ValueError("not the URL of a Redis or Valkey; write it like redis://127.0.0.1:6379/0")
+        if read_store_url(text) is None:
+            raise ValueError(f"not the URL of a Redis or Valkey; write it like {_like(text)}")
         return text
 
     @field_validator("secret")
@@ -168,7 +168,15 @@ class StoreConfig(Section):
 
     @field_serializer("redis", when_used="json-unless-none")
     def _without_password(self, value: str) -> str:
-        return re.sub(r"(?<=://)[^@/]*@", "**********@", value)
+        return without_passwords(value)
+
+
+def _like(url: str) -> str:
+    """An example of what such a URL should have been."""
+    scheme = url.partition("://")[0]
+    if scheme.endswith("+sentinel"):
+        return "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/SERVICE/0"
+    return "redis+cluster://10.0.0.1:6379,10.0.0.2:6379" if scheme.endswith("+cluster") else "redis://127.0.0.1:6379/0"
 
 
 class LimitsConfig(Section):

@@ -1,23 +1,6 @@
 """Which URLs of other services can be used, whole."""
 
-import re
-from urllib.parse import parse_qs, urlsplit
-
-
-def is_redis_url(text: str) -> bool:
-    """Whether all of a URL is understood: scheme, user, password, host, port, database, and TLS options of rediss://."""
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        return False
-    options = parse_qs(parts.query)
-    if parts.scheme == "unix":
-        return bool(parts.path) and not parts.netloc.rpartition("@")[2] and set(options) <= {"db"}
-    known = parts.scheme in ("redis", "rediss") and all(o.startswith("ssl_") for o in options)
-    if options and parts.scheme != "rediss":
-        return False
-    return known and bool(parts.hostname) and port != 0 and re.fullmatch(r"(/\d*)?", parts.path) is not None
+from urllib.parse import urlsplit
 
 
 def traces_url(text: str) -> str:

@@ -4,91 +4,68 @@ Both belong to one owner, have a timeout on every step and are closed at the fir
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Container, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import TypeVar, cast
 
 import redis.exceptions as failures
-from redis.asyncio.connection import Connection, parse_url
 
+from ..core.store_url import Node, StoreKind, StoreUrl, read_store_url
+from .cluster import ClusterLink
 from .codec import Naming
-from .link import Answer, Ask, Op, StoreError
+from .link import Answer, Ask, Link, Op, StoreError
 from .memory import PinTable
+from .sentinel import primaries
 from .shared import SharedPins
 from .store import Store
+from .wire import Commands, call, hear, told, wire_to
 
 _TIMEOUT = 0.5
 """Seconds until a silent store is given up; requests do not wait for that, see `Store`."""
 
-_SILENCE = 1.0
-"""Seconds without a message until a PING asks whether the connection that hears of changes still stands."""
-
-# KEYS: the pin. ARGV: value that is wanted ('' for none), value it may replace, lifetime in ms, channel, message, and '1' if
-# a value where there was none is told as well. Returns 0: it was so; 1: it is so now; 2: the same, and what was there is of
-# another type; or the value that somebody else has put there. Whatever the answer, something is written, which prolongs the
-# life of what is in use, so a store that takes no writes is never taken for a good one.
-SCRIPT = b"""
-local held = redis.pcall('GET', KEYS[1])
-local odd = type(held) == 'table'
-if odd then held = false end
-if held and (held == ARGV[1] or held ~= ARGV[2]) then
-  redis.call('SET', KEYS[1], held, 'PX', ARGV[3])
-  if held == ARGV[1] then return 0 end
-  return held
-end
-if ARGV[1] ~= '' then
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
-elseif held then
-  redis.call('DEL', KEYS[1])
-end
-if held or (ARGV[6] == '1' and ARGV[1] ~= '') then
-  redis.call('PUBLISH', ARGV[4], ARGV[5])
-end
-if odd then return 2 end
-return 1
-"""
-
-
-class _Wire(Protocol):
-    """What is used of redis-py's connections."""
-
-    async def connect(self) -> None: ...
-    async def disconnect(self, nowait: bool = False) -> None: ...
-    async def send_packed_command(self, command: Any) -> None: ...
-    async def read_response(self, *, timeout: float | None = None) -> Any: ...
-    def pack_command(self, *args: bytes) -> Any: ...
-    def pack_commands(self, commands: Any) -> Any: ...
-
 
 class RedisLink:
-    """A store that answers, from `open_link`. `timeout` bounds connecting and every batch, in seconds."""
+    """A server that answers, from `open_link`. `timeout` bounds connecting and every batch, in seconds.
 
-    def __init__(self, url: str, channel: bytes, lifetime: float, timeout: float) -> None:
-        self._channel = channel
+    `primary`: the server has to say that it takes writes, since somebody else has named it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        channel: bytes,
+        lifetime: float,
+        timeout: float,
+        node: Node | None = None,
+        *,
+        primary: bool = False,
+    ) -> None:
+        self._commands = Commands(channel, lifetime)
         self._timeout = timeout
-        self._lifetime = str(round(lifetime * 1000)).encode()
-        self._questions = _wire(url, timeout)
-        self._changes = _wire(url, timeout)
+        self._primary = primary
+        self._questions = wire_to(url, timeout, node)
+        self._changes = wire_to(url, timeout, node)
 
     def __repr__(self) -> str:
         return f"<RedisLink {self._questions!r}>"
 
     async def connect(self) -> None:
         """Raises StoreError."""
-        with _told(Op.CONNECT):
+        with told(Op.CONNECT):
             async with asyncio.timeout(self._timeout):
                 await self._changes.connect()
-                await self._changes.send_packed_command(self._changes.pack_command(b"SUBSCRIBE", self._channel))
-                await self._changes.read_response()
+                await call(self._changes, b"SUBSCRIBE", self._commands.channel)
                 await self._questions.connect()
+                if self._primary and (await call(self._questions, b"ROLE"))[0] != b"master":
+                    raise failures.ReadOnlyError
 
     async def ask(self, asks: Sequence[Ask]) -> list[Answer]:
         """One answer for each, in order. Raises StoreError.
 
         A connection that was closed since the last batch is made once more: asking the same twice does no harm.
         """
-        with _told(Op.PROBE):
+        with told(Op.PROBE):
             async with asyncio.timeout(self._timeout):
                 try:
                     return await self._exchange(asks)
@@ -99,27 +76,12 @@ class RedisLink:
 
     async def _exchange(self, asks: Sequence[Ask]) -> list[Answer]:
         wire = self._questions
-        await wire.send_packed_command(wire.pack_commands([self._command(ask) for ask in asks]))
+        await wire.send_packed_command(wire.pack_commands([self._commands.of(ask) for ask in asks]))
         return [cast("Answer", await wire.read_response()) for _ in asks]
-
-    def _command(self, ask: Ask) -> tuple[bytes, ...]:
-        announce = b"1" if ask.announce else b"0"
-        head = (b"EVAL", SCRIPT, b"1", ask.key, ask.value, ask.replaces)
-        return (*head, self._lifetime, self._channel, ask.message, announce)
 
     async def hear(self) -> bytes:
         """The next message, however long that takes. Raises StoreError as soon as the connection proves dead."""
-        asked = False
-        with _told(Op.LISTEN):
-            while True:
-                heard = await self._changes.read_response(timeout=_SILENCE)
-                if heard is None:
-                    if asked:
-                        raise failures.TimeoutError
-                    await self._changes.send_packed_command(self._changes.pack_command(b"PING"))
-                asked = heard is None
-                if heard is not None and heard[0] == b"message":
-                    return bytes(heard[2])
+        return await hear(self._changes)
 
     async def close(self) -> None:
         """Close at once; nothing is waited for."""
@@ -128,14 +90,43 @@ class RedisLink:
 
 
 @asynccontextmanager
-async def open_link(url: str, channel: bytes, *, lifetime: float, timeout: float) -> AsyncIterator[RedisLink]:
-    """Both connections to the store at this URL; pins asked for over them live `lifetime` seconds. Raises StoreError."""
-    link = RedisLink(url, channel, lifetime, timeout)
+async def open_link(url: StoreUrl, channel: bytes, *, lifetime: float, timeout: float) -> AsyncIterator[Link]:
+    """The connections to the store at this URL; pins asked for over them live `lifetime` seconds. Raises StoreError."""
+    link: RedisLink | ClusterLink
+    match url.kind:
+        case StoreKind.SENTINEL:
+            link = await _to_primary(url, channel, lifetime, timeout)
+        case StoreKind.CLUSTER:
+            link = await _connected(ClusterLink(url, channel, lifetime, timeout))
+        case StoreKind.SERVER:
+            link = await _connected(RedisLink(url.server, channel, lifetime, timeout))
     try:
-        await link.connect()
         yield link
     finally:
         await link.close()
+
+
+_AnyLink = TypeVar("_AnyLink", RedisLink, ClusterLink)
+
+
+async def _connected(link: _AnyLink) -> _AnyLink:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(link.close)
+        await link.connect()
+        stack.pop_all()
+    return link
+
+
+async def _to_primary(url: StoreUrl, channel: bytes, lifetime: float, timeout: float) -> RedisLink:
+    """The link to the first node that sentinels name and that is a primary."""
+    trouble: StoreError | None = None
+    for node in await primaries(url, timeout):
+        try:
+            return await _connected(RedisLink(url.server, channel, lifetime, timeout, node, primary=True))
+        except StoreError as error:
+            trouble = trouble or error
+    assert trouble is not None
+    raise trouble
 
 
 def share(
@@ -151,46 +142,13 @@ def share(
 ) -> SharedPins:
     """Pins shared through the store at this URL, to be kept by `SharedPins.store.run`. Times are in seconds.
 
-    `backends` holds the names that a pin may have; `identity` is 8 random bytes; requests wait `deadline` at most.
+    `backends` holds the names that a pin may have; `identity` is 8 random bytes; requests wait `deadline` at most. Raises
+    ValueError if the URL means no store.
     """
+    meant = read_store_url(url)
+    if meant is None:
+        raise ValueError("not the URL of a store")
     # A pin in use is renewed every quarter of the idle time; with a quarter more it outlives its copies in the routers.
-    connect = partial(open_link, url, naming.channel, lifetime=idle_expiry * 1.25, timeout=_TIMEOUT)
+    connect = partial(open_link, meant, naming.channel, lifetime=idle_expiry * 1.25, timeout=_TIMEOUT)
     store = Store(connect, naming, clock=clock, deadline=deadline, identity=identity)
     return SharedPins(pins, store, naming, backends=backends, clock=clock, idle_expiry=idle_expiry)
-
-
-def _wire(url: str, timeout: float) -> _Wire:
-    options: dict[str, Any] = {**parse_url(url)}
-    kind = options.pop("connection_class", Connection)
-    # Timeouts are the link's own: those of redis-py cost a task for each write and a timer for each answer.
-    ours = {"socket_timeout": None, "socket_connect_timeout": timeout, "protocol": 2, "decode_responses": False}
-    return cast("_Wire", kind(**{**options, **ours}))
-
-
-@contextmanager
-def _told(op: Op) -> Iterator[None]:
-    """Every error of redis-py as a StoreError, in words for people."""
-    try:
-        yield
-    except (failures.RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-        raise StoreError(op, _words(error)) from None
-
-
-def _words(error: Exception) -> str:
-    match error:
-        case failures.TimeoutError() | TimeoutError():
-            return "it does not answer"
-        case failures.AuthenticationError() | failures.NoPermissionError():
-            return f"it refuses this user: {_first_line(error)}"
-        case failures.ReadOnlyError():
-            return "it takes no writes: it is a read-only replica"
-        case failures.OutOfMemoryError():
-            return "it takes no writes: its memory is full"
-        case failures.BusyLoadingError():
-            return "it is still loading its data"
-    return _first_line(error).rstrip(".") or type(error).__name__
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:160] if text else ""
