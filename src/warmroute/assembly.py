@@ -45,8 +45,12 @@ from .proxy.pools import Pools
 from .proxy.queue import Queue
 from .proxy.request import decoded, reader_for
 from .proxy.resume import Resumer
-from .recognition.memory import Memory, remember
+from .recognition import conversations as history
+from .recognition.heads import Heads
+from .recognition.memory import RESPONSES_KEPT, Memory, remember
+from .recognition.owners import Owners
 from .recognition.recognizer import Recognizer
+from .recognition.sharing import SharedMemory
 from .truth.conversations import Conversations
 from .truth.ledger import Ledger
 from .web import admin
@@ -114,19 +118,21 @@ def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
     # Routers that share pins call a session by the same name, so that each understands what backends tell of it.
     naming = codec.key_of(store_secret, config.store.prefix) if config.store.redis is not None else secret
     residents = Residents(naming, config.kv_events.max_blocks) if config.kv_events.enabled else None
+    shared = _share(config, pins, registry, store_secret, clock)
     return Kept(
         clock=clock,
         secret=secret,
         started=clock(),
         pins=pins,
         registry=registry,
-        shared=_share(config, pins, registry, store_secret, clock),
+        shared=shared,
         memory=remember(
             clock,
             idle_expiry=affinity.idle_expiry,
             entries=affinity.max_history,
             sessions=affinity.max_sessions,
             backends=len(config.specs),
+            share=partial(_tell_others, config, shared, clock) if shared is not None else None,
         ),
         counters=RequestCounters(),
         reloads=Reloads(),
@@ -167,6 +173,25 @@ def _share(
         identity=secrets.token_bytes(codec.SENDER_SIZE),
         idle_expiry=config.affinity.idle_expiry,
         deadline=store.deadline,
+    )
+
+
+def _tell_others(
+    config: Config, shared: SharedPins, clock: Clock, conversations: history.Conversations, heads: Heads, owners: Owners
+) -> SharedMemory:
+    """What routers know of conversations without an id, through the store that has their pins, and for as long."""
+    idle_expiry = config.affinity.idle_expiry
+    return SharedMemory(
+        conversations,
+        heads,
+        owners,
+        notes=shared.notes(lifetime=idle_expiry * 1.25, responses=RESPONSES_KEPT),
+        backends=shared.backends,
+        sources=frozenset(config.affinity.key_sources),
+        ignored=shared.ignored,
+        clock=clock,
+        renew_after=idle_expiry / 2,
+        limit=config.affinity.max_history,
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import os
+import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
@@ -15,6 +16,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from .scripted import free_port
+
+_PIN = re.compile(rb"(?<!:[a-z]:)(?<![0-9a-f])[0-9a-f]{32}$")
 
 
 class Valkey:
@@ -94,9 +97,9 @@ class Valkey:
             return await run(*command)
 
     async def pins(self, prefix: str = "warmroute:") -> dict[bytes, bytes]:
-        """What is stored for sessions."""
+        """What is stored for sessions, beside what is known of what they say."""
         async with self.client() as client:
-            keys = [bytes(key) async for key in client.scan_iter(f"{prefix}*") if not bytes(key).endswith(b":marker")]
+            keys = [bytes(key) async for key in client.scan_iter(f"{prefix}*") if _PIN.search(bytes(key))]
             values = [(key, await client.get(key)) for key in keys]
             return {key: bytes(value) for key, value in values if isinstance(value, bytes)}
 

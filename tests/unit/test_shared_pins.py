@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from warmroute.core.health import Thresholds
-from warmroute.core.model import BackendSpec, Session
+from warmroute.core.model import BackendSpec, Place, Session
 from warmroute.core.policy import Bounds
 from warmroute.fleet.registry import Registry
 from warmroute.pins import codec, store
-from warmroute.pins.link import Answer, Ask, Op, StoreError
+from warmroute.pins.link import Answer, Ask, Op, Put, Question, StoreError
 from warmroute.pins.memory import PinTable
+from warmroute.pins.notes import ASKED, HEAD
 from warmroute.pins.shared import SharedPins
 from warmroute.pins.store import Store
 from warmroute.proxy.placement import Placed, Placement
@@ -90,19 +91,25 @@ class Server:
                 link.heard.put_nowait(ask.message)
         return 1
 
+    def note(self, question: Question) -> Answer:
+        if isinstance(question, Put):
+            self.values[question.key] = question.value
+            return b"OK"
+        return self.values.get(question.key)
+
 
 class FakeLink:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.heard: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    async def ask(self, asks: Sequence[Ask]) -> list[Answer]:
+    async def ask(self, asks: Sequence[Question]) -> list[Answer]:
         await self.server.gate.wait()
         if self.server.delay:
             await asyncio.sleep(self.server.delay)
         if self.server.failure:
             raise StoreError(Op.PROBE, self.server.failure)
-        answers = [self.server.answer(ask) for ask in asks]
+        answers = [self.server.answer(ask) if isinstance(ask, Ask) else self.server.note(ask) for ask in asks]
         await self.server.returning.wait()
         return answers
 
@@ -433,7 +440,7 @@ async def test_renewals_beyond_the_queue_are_dropped_and_counted(
     server.gate.clear()
     for who in names:
         await one.turn(who)
-    assert one.store.dropped == {Op.PLACE: 0, Op.WITHDRAW: 0, Op.REFRESH: 3}
+    assert one.store.dropped == {Op.PLACE: 0, Op.WITHDRAW: 0, Op.REFRESH: 3, Op.RECALL: 0, Op.NOTE: 0}
     server.gate.set()
     await until(lambda: not one.store.flights)
     for who in names:
@@ -629,3 +636,52 @@ async def test_a_value_of_no_use_is_replaced_and_counted(
 def test_reprs_tell_the_state() -> None:
     shared = Side(Server(), Clock(), b"x" * 8).shared
     assert repr(shared) == ("<SharedPins <Store down: it has not been reached yet, 0 questions under way>, 0 adopted>")
+
+
+# What is known beside pins
+
+
+async def test_notes_of_one_router_are_read_by_the_other(sides: tuple[Side, Side], server: Server) -> None:
+    one, two = (side.shared.notes(lifetime=60, responses=60) for side in sides)
+    one.asked(b"question", b"s" * 16)
+    one.head(b"question", Place("a", "1"))
+    await until(lambda: not sides[0].store.flights)
+    wanted = [(ASKED, b"question"), (HEAD, b"question"), (ASKED, b"other")]
+    assert await two.look(wanted) == {wanted[0]: b"s" * 16, wanted[1]: codec.value("a", "1")}
+    assert not any(b"question" in key for key in server.values)
+
+
+async def test_who_looks_for_notes_waits_one_deadline_and_then_not_at_all(
+    sides: tuple[Side, Side], server: Server
+) -> None:
+    notes, store = sides[0].shared.notes(lifetime=60, responses=60), sides[0].store
+    loop = asyncio.get_running_loop()
+    server.gate.clear()
+    began = loop.time()
+    assert await notes.look([(ASKED, b"a"), (ASKED, b"b")]) == {}
+    assert DEADLINE * 0.9 < loop.time() - began < DEADLINE * 3
+    assert store.errors[Op.RECALL] == 2
+    suspended: list[bool] = []
+    loop.call_soon(suspended.append, True)
+    assert await notes.look([(ASKED, b"c")]) == {}
+    assert not suspended
+    server.gate.set()
+    await until(lambda: not store.flights)
+    server.fail("gone")
+    await until(lambda: not store.up)
+    assert not notes.usable
+    assert await notes.look([(ASKED, b"a")]) == {}
+    notes.asked(b"a", b"s" * 16)
+    assert store.flights == {}
+
+
+async def test_two_who_look_for_the_same_ask_once(sides: tuple[Side, Side], server: Server) -> None:
+    notes = sides[0].shared.notes(lifetime=60, responses=60)
+    notes.asked(b"a", b"s" * 16)
+    server.gate.clear()
+    both = asyncio.gather(notes.look([(ASKED, b"a")]), notes.look([(ASKED, b"a")]))
+    await asyncio.sleep(0)
+    assert sum(flight.op is Op.RECALL for flight in sides[0].store.flights.values()) == 1
+    server.gate.set()
+    first, second = await both
+    assert first == second

@@ -16,6 +16,7 @@ from ..fleet.scraper import is_stale
 from ..pins.memory import PinTable
 from ..pins.shared import SharedPins
 from ..recognition.memory import Memory
+from ..recognition.sharing import SharedMemory
 from ..truth.ledger import Ledger
 from .counters import Histogram, RequestCounters
 from .hit_rates import Tier, fleet_windowed, ratio, tier_of, windowed
@@ -85,7 +86,7 @@ class RouterCollector(Collector):
         if self._residents is not None:
             yield from kv_events(self._residents, backends)
         if self._shared is not None:
-            yield from _store(self._shared)
+            yield from _store(self._shared, self._memory.shared)
 
     def _requests(self) -> Iterator[Metric]:
         counters = self._counters
@@ -279,8 +280,10 @@ def _config(reloads: Reloads) -> Iterator[Metric]:
     )
 
 
-def _store(shared: SharedPins) -> Iterator[Metric]:
+def _store(shared: SharedPins, memory: SharedMemory | None) -> Iterator[Metric]:
     store = shared.store
+    if memory is not None:
+        yield _counter("warmroute_store_recalled_total", "Turns that only others knew of", "of", memory.recalled)
     yield GaugeMetricFamily("warmroute_store_up", "1 while the shared store is in use", value=float(store.up))
     yield _counter("warmroute_store_errors_total", "Uses of the store that failed or took too long", "op", store.errors)
     yield _counter("warmroute_store_dropped_total", "Questions not asked since too many waited", "op", store.dropped)

@@ -13,7 +13,7 @@ import redis.exceptions as failures
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from ..core.store_url import Node, StoreUrl
-from .link import Answer, Ask, Op, StoreError
+from .link import Answer, Op, Question, StoreError
 from .wire import Commands, Wire, call, hear, told, wire_to
 
 _ROUNDS = 4
@@ -77,7 +77,7 @@ class ClusterLink:
             await wire.connect()
         return wire
 
-    async def ask(self, asks: Sequence[Ask]) -> list[Answer]:
+    async def ask(self, asks: Sequence[Question]) -> list[Answer]:
         """One answer for each, in order. Raises StoreError.
 
         A connection that was closed is not made anew here: its node may have come back without its data.
@@ -93,7 +93,7 @@ class ClusterLink:
                 raise failures.ClusterError("its nodes name each other for one slot")
 
     async def _round(
-        self, asks: Sequence[Ask], todo: dict[int, tuple[Node, bool]], answers: dict[int, Answer]
+        self, asks: Sequence[Question], todo: dict[int, tuple[Node, bool]], answers: dict[int, Answer]
     ) -> dict[int, tuple[Node, bool]]:
         """Send each question to its node, after ASKING if so said; returns those that another node has to be asked."""
         shares: defaultdict[Node, list[int]] = defaultdict(list)

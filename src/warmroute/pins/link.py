@@ -5,8 +5,9 @@ from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-Answer = int | bytes
-"""0: it was so; 1: it is so now; 2: the same, over a value of another type; bytes: what somebody else has stored."""
+Answer = int | bytes | None
+"""To an Ask 0: it was so; 1: it is so now; 2: the same, over a value of another type; bytes: what somebody else has stored.
+To a Look what is stored, None for nothing, 2 for a value of another type; to the others nothing of use."""
 
 
 class Op(StrEnum):
@@ -18,6 +19,8 @@ class Op(StrEnum):
     PLACE = "place"
     WITHDRAW = "withdraw"
     REFRESH = "refresh"
+    RECALL = "recall"
+    NOTE = "note"
 
 
 class Ask(NamedTuple):
@@ -33,6 +36,35 @@ class Ask(NamedTuple):
     announce: bool
 
 
+class Look(NamedTuple):
+    """What is stored under `key`?"""
+
+    key: bytes
+
+
+class Put(NamedTuple):
+    """Store `value` under `key` for so many seconds, whatever was there."""
+
+    key: bytes
+    value: bytes
+    lifetime: float
+
+
+class Hold(NamedTuple):
+    """Add a session to those that hold `key`, or if not `holds` take it away: somebody has gone on from there.
+
+    The value is `codec.Held`; it lives so many seconds from now on.
+    """
+
+    key: bytes
+    session: bytes
+    holds: bool
+    lifetime: float
+
+
+Question = Ask | Look | Put | Hold
+
+
 class StoreError(Exception):
     """The store cannot be used; `reason` says why, for people."""
 
@@ -44,7 +76,7 @@ class StoreError(Exception):
 class Link(Protocol):
     """Connections to a store, as `pins.redis` makes them. Both methods raise StoreError."""
 
-    async def ask(self, asks: Sequence[Ask]) -> list[Answer]: ...
+    async def ask(self, asks: Sequence[Question]) -> list[Answer]: ...
     async def hear(self) -> bytes: ...
 
 

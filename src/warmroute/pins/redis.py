@@ -14,7 +14,7 @@ import redis.exceptions as failures
 from ..core.store_url import Node, StoreKind, StoreUrl, read_store_url
 from .cluster import ClusterLink
 from .codec import Naming
-from .link import Answer, Ask, Link, Op, StoreError
+from .link import Answer, Link, Op, Question, StoreError
 from .memory import PinTable
 from .sentinel import primaries
 from .shared import SharedPins
@@ -60,7 +60,7 @@ class RedisLink:
                 if self._primary and (await call(self._questions, b"ROLE"))[0] != b"master":
                     raise failures.ReadOnlyError
 
-    async def ask(self, asks: Sequence[Ask]) -> list[Answer]:
+    async def ask(self, asks: Sequence[Question]) -> list[Answer]:
         """One answer for each, in order. Raises StoreError.
 
         A connection that was closed since the last batch is made once more: asking the same twice does no harm.
@@ -74,7 +74,7 @@ class RedisLink:
                     await self._questions.connect()
                     return await self._exchange(asks)
 
-    async def _exchange(self, asks: Sequence[Ask]) -> list[Answer]:
+    async def _exchange(self, asks: Sequence[Question]) -> list[Answer]:
         wire = self._questions
         await wire.send_packed_command(wire.pack_commands([self._commands.of(ask) for ask in asks]))
         return [cast("Answer", await wire.read_response()) for _ in asks]

@@ -14,6 +14,7 @@ from ..core.model import Decision, Place, Session
 from . import codec
 from .link import Answer, Op
 from .memory import Pin, PinTable
+from .notes import Notes
 from .store import Flight, Store
 
 _CHUNK = 64
@@ -40,7 +41,7 @@ class SharedPins:
         """`backends` holds the names that a pin may have; a pin in use is renewed every quarter of `idle_expiry` seconds."""
         self._pins = pins
         self._naming = naming
-        self._backends = backends
+        self.backends = backends
         self._clock = clock
         self._renew_after = idle_expiry / 4
         self._since = 0.0
@@ -51,6 +52,10 @@ class SharedPins:
 
     def __repr__(self) -> str:
         return f"<SharedPins {self.store!r}, {self.adopted} adopted>"
+
+    def notes(self, *, lifetime: float, responses: float) -> Notes:
+        """What else routers can tell each other through the same store: see `Notes`."""
+        return Notes(self.store, self._naming, lifetime=lifetime, responses=responses)
 
     def named(self, session: Session) -> Session:
         """The session under the name by which all routers know it."""
@@ -149,7 +154,7 @@ class SharedPins:
         if not isinstance(answer, bytes):
             return self._granted(flight)
         place = codec.read(answer)
-        if place is not None and place.backend in self._backends:
+        if place is not None and place.backend in self.backends:
             return self._held_by_others(flight, place)
         self.ignored["unreadable" if place is None else "unknown_backend"] += 1
         if flight.op is not Op.WITHDRAW:

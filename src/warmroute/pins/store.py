@@ -8,14 +8,14 @@ each request; and once a batch of questions is overdue, everybody who waits goes
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
 from typing import Protocol, Self
 
 from . import codec
-from .link import Answer, Ask, Connect, Link, Op, StoreError
+from .link import Answer, Ask, Connect, Link, Op, Question, StoreError
 
 log = logging.getLogger("warmroute.store")
 
@@ -28,6 +28,8 @@ _STEADY = 5.0
 _BATCH = 64
 _URGENT_LIMIT = 4096
 _LATER_LIMIT = 1024
+_BESIDE = (Op.REFRESH, Op.NOTE)
+"""What no request waits for."""
 _TRIES = 3
 _LATE = 3
 _PASSES = 4
@@ -39,6 +41,7 @@ class Flight:
     """One question under way; at most one for each name. `done` tells whether it was granted, None if that is unknown.
 
     `changed`: another router has changed what is stored since it was asked. `withdrawn`: it should not have been asked.
+    One that is not about a pin is a `question` of its own, and has its `answer` once it is done and True.
     """
 
     name: bytes
@@ -50,6 +53,8 @@ class Flight:
     tries: int = 1
     changed: bool = False
     withdrawn: bool = False
+    question: Question | None = None
+    answer: Answer = None
 
 
 class Follower(Protocol):
@@ -122,21 +127,24 @@ class Store:
         self.up = False
         self.reason = "it has not been reached yet"
         self.errors: Counter[str] = Counter({op.value: 0 for op in Op})
-        self.dropped: Counter[str] = Counter({op.value: 0 for op in (Op.PLACE, Op.WITHDRAW, Op.REFRESH)})
+        self.dropped: Counter[str] = Counter({op.value: 0 for op in Op if op not in (Op.CONNECT, Op.LISTEN, Op.PROBE)})
 
     def __repr__(self) -> str:
         state = "up" if self.up else f"down: {self.reason}"
         return f"<Store {state}, {len(self.flights)} questions under way>"
 
-    def ask(self, name: bytes, op: Op, value: bytes, replaces: bytes) -> Flight | None:
+    def ask(
+        self, name: bytes, op: Op, value: bytes, replaces: bytes, question: Question | None = None
+    ) -> Flight | None:
         """Queue a question; None if the store is down, the queue full, or one about this name under way already."""
         if not self.up or name in self.flights:
             return None
-        queue, limit = (self._later, _LATER_LIMIT) if op is Op.REFRESH else (self._urgent, _URGENT_LIMIT)
+        queue, limit = (self._later, _LATER_LIMIT) if op in _BESIDE else (self._urgent, _URGENT_LIMIT)
         if len(queue) >= limit:
             self.dropped[op] += 1
             return None
-        flight = Flight(name, op, value, replaces, asyncio.get_running_loop().create_future())
+        done = asyncio.get_running_loop().create_future()
+        flight = Flight(name, op, value, replaces, done, question=question)
         self.flights[name] = flight
         queue.append(flight)
         self._wanted.set()
@@ -159,6 +167,11 @@ class Store:
             return None
         await asyncio.wait((flight.done,))
         return flight.done.result()
+
+    async def wait_for_all(self, flights: Collection[Flight]) -> None:
+        """Return once all are answered, or as soon as an answer is overdue, or the store lost."""
+        if flights and not self._overdue:
+            await asyncio.wait([flight.done for flight in flights])
 
     async def tried(self, within: float) -> None:
         """Return once the store has been reached or has failed for the first time, at the latest after so many seconds."""
@@ -273,7 +286,7 @@ class Store:
             flight.sent = now
         with self._alarm() as alarm:
             answers = await link.ask(
-                [self._question(f.name, f.value, f.replaces, announce=f.op is Op.PLACE) for f in batch]
+                [f.question or self._question(f.name, f.value, f.replaces, announce=f.op is Op.PLACE) for f in batch]
             )
         self._overdue = False
         self._late = self._late + 1 if alarm.rung else 0
@@ -286,7 +299,9 @@ class Store:
         granted: bool | None = None
         del self.flights[flight.name]
         try:
-            if flight.name is not _MARKER:
+            if flight.question is not None:
+                flight.answer, granted = answer, True
+            elif flight.name is not _MARKER:
                 granted = follower.answered(flight, answer)
             else:
                 granted = self._marked(answer)

@@ -9,7 +9,8 @@ import redis.exceptions as failures
 from redis.asyncio.connection import Connection, parse_url
 
 from ..core.store_url import Node
-from .link import Ask, Op, StoreError
+from .codec import MOST_HOLDERS
+from .link import Ask, Hold, Look, Op, Put, Question, StoreError
 
 # KEYS: the pin. ARGV: value that is wanted ('' for none), value it may replace, lifetime in ms, channel, message, and '1' if
 # a value where there was none is told as well. Returns 0: it was so; 1: it is so now; 2: the same, and what was there is of
@@ -34,6 +35,31 @@ if held or (ARGV[6] == '1' and ARGV[1] ~= '') then
 end
 if odd then return 2 end
 return 1
+"""
+
+LOOK = b"""
+local held = redis.pcall('GET', KEYS[1])
+if type(held) == 'table' then return 2 end
+return held
+"""
+PUT = b"return redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
+
+# KEYS: the place in a history. ARGV: session, '1' to add or '0' to take it away, the most that are held, lifetime in ms.
+# The value is '1', the session that has gone on from there last, and those that hold it, 16 bytes each.
+HOLD = b"""
+local held = redis.pcall('GET', KEYS[1])
+if type(held) ~= 'string' or string.sub(held, 1, 1) ~= '1' or #held % 16 ~= 1 or #held < 17 then held = '1' .. ARGV[1] end
+local last, holders = string.sub(held, 2, 17), ''
+for at = 18, #held, 16 do
+  local one = string.sub(held, at, at + 15)
+  if one ~= ARGV[1] then holders = holders .. one end
+end
+if ARGV[2] == '1' then
+  holders = string.sub(holders .. ARGV[1], -16 * tonumber(ARGV[3]))
+else
+  last = ARGV[1]
+end
+return redis.call('SET', KEYS[1], '1' .. last .. holders, 'PX', ARGV[4])
 """
 
 
@@ -69,12 +95,28 @@ class Commands:
 
     def __init__(self, channel: bytes, lifetime: float) -> None:
         self.channel = channel
-        self._lifetime = str(round(lifetime * 1000)).encode()
+        self._lifetime = _ms(lifetime)
 
-    def of(self, ask: Ask) -> tuple[bytes, ...]:
-        announce = b"1" if ask.announce else b"0"
-        head = (b"EVAL", SCRIPT, b"1", ask.key, ask.value, ask.replaces)
-        return (*head, self._lifetime, self.channel, ask.message, announce)
+    def of(self, question: Question) -> tuple[bytes, ...]:
+        match question:
+            case Ask(key, value, replaces, message, announce):
+                told_if_new = b"1" if announce else b"0"
+                return (*_eval(SCRIPT, key), value, replaces, self._lifetime, self.channel, message, told_if_new)
+            case Look(key):
+                return _eval(LOOK, key)
+            case Put(key, value, lifetime):
+                return (*_eval(PUT, key), value, _ms(lifetime))
+            case Hold(key, session, holds, lifetime):
+                change = b"1" if holds else b"0"
+                return (*_eval(HOLD, key), session, change, b"%d" % MOST_HOLDERS, _ms(lifetime))
+
+
+def _eval(script: bytes, key: bytes) -> tuple[bytes, ...]:
+    return b"EVAL", script, b"1", key
+
+
+def _ms(seconds: float) -> bytes:
+    return b"%d" % round(seconds * 1000)
 
 
 _SILENCE = 1.0

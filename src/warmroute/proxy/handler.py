@@ -81,6 +81,7 @@ class Handler:
         self._queue = queue
         self._secret = secret
         self._recognizer = recognizer
+        self._others = recognizer.memory.shared
         self._ledger = ledger
         self._residents = residents
         self._hop = hop
@@ -113,6 +114,9 @@ class Handler:
                 request.body = await incoming.whole(body)
                 model = self._placement.model_of(request.model)
             turn = self._recognizer.recognise(request, route, model, response_id(route, scope["raw_path"]))
+            others = self._others
+            if others is not None and (notes := self._recognizer.unknown(turn)) and await others.fetch(notes):
+                turn = self._recognizer.recognise(request, route, model, response_id(route, scope["raw_path"]))
             if len(named) != len(headers):
                 turn.refused += self._recognizer.repeated(turn, headers)
             asked = put_into(request.body, route.shape, request, self._asks)

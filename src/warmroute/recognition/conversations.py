@@ -1,6 +1,6 @@
 """Which session has this history? Digests of what was said -> the session that said it; no text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -128,8 +128,20 @@ class Conversations:
         position.last = session
         self._positions.put(digests[found.at], position)
 
-    def answered(self, history: History, answer: Message, session: bytes) -> None:
-        """Note a whole answer: the next turn's request will have it in its history."""
+    def learn(self, history: bytes, last: bytes, holders: Sequence[bytes]) -> None:
+        """Another router has passed an answer with this history before it; what is known here already stays."""
+        if self._positions.get(history) is None:
+            position = _Position(last)
+            position.holders += holders[:_MOST_HOLDERS]
+            self._positions.put(history, position)
+
+    def learn_asked(self, question: bytes, session: bytes) -> None:
+        """Another router was asked this, with all that came before it."""
+        if self._asked.get(question) is None:
+            self._asked.put(question, _Asked(session))
+
+    def answered(self, history: History, answer: Message, session: bytes) -> bytes:
+        """Note a whole answer: the next turn's request will have it in its history. Returns the digest of all that."""
         digest = history.answered(answer)
         position = self._positions.get(digest) or _Position(session)
         if session not in position.holders and len(position.holders) < _MOST_HOLDERS:
@@ -139,6 +151,7 @@ class Conversations:
             anchor, length = history.known
             others = (other for other in self._lengths.get(anchor) or () if other != length)
             self._lengths.put(anchor, (length, *others)[:_MOST_LENGTHS])
+        return digest
 
     def _split(self, text: TextHistory) -> None:
         """Find the longest known text that this one begins with."""

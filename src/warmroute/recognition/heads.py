@@ -6,7 +6,7 @@ from ..core.model import Place
 from .recent import Recent
 
 _MOST_PLACES = 16
-_SHORTEST = 2
+SHORTEST = 2
 """Cuts of 512 bytes from which on a beginning is worth going after: about 256 tokens."""
 
 
@@ -24,15 +24,20 @@ class Heads:
 
     def find(self, digests: Sequence[bytes]) -> tuple[Place, ...]:
         """The places that know the longest beginning, the latest first; none if only a short one is known."""
-        for digest in reversed(digests[_SHORTEST - 1 :]):
+        for digest in reversed(digests[SHORTEST - 1 :]):
             places = self._known.get(digest)
             if places:
                 return places
         return ()
 
+    def learn(self, digest: bytes, place: Place) -> None:
+        """Another router knows a place that has computed this beginning; what is known here already stays."""
+        if self._known.get(digest) is None:
+            self._known.put(digest, (place,))
+
     def served(self, digests: Sequence[bytes], place: Place) -> None:
         """Note that a place has computed a prompt with these beginnings."""
-        for digest in digests[_SHORTEST - 1 :]:
+        for digest in digests[SHORTEST - 1 :]:
             known = self._known.get(digest) or ()
             if not known or known[0] != place:
                 known = (place, *(other for other in known if other != place))[:_MOST_PLACES]

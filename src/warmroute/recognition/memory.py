@@ -9,9 +9,10 @@ from .guards import Guards
 from .heads import Heads
 from .owners import Owners
 from .recent import Recent
+from .sharing import SharedMemory
 from .threads import Threads
 
-_RESPONSES_KEPT = 24 * 3600.0
+RESPONSES_KEPT = 24 * 3600.0
 """Seconds for which it is known at least who made a response; vLLM itself keeps stored ones as long as it runs."""
 
 
@@ -19,7 +20,7 @@ _RESPONSES_KEPT = 24 * 3600.0
 class Memory:
     """One of each kind, made together, since they have one clock and one measure of room.
 
-    `places` says where sessions were last served whose pins may be gone before they go on.
+    `places` says where sessions were last served whose pins may be gone before they go on. `shared` tells other routers.
     """
 
     conversations: Conversations
@@ -28,6 +29,7 @@ class Memory:
     threads: Threads
     guards: Guards
     places: Recent[Place]
+    shared: SharedMemory | None = None
 
     def entries(self) -> dict[str, int]:
         """How much is remembered, by kind."""
@@ -40,14 +42,29 @@ class Memory:
         }
 
 
-def remember(clock: Callable[[], float], *, idle_expiry: float, entries: int, sessions: int, backends: int) -> Memory:
-    """A memory with room for `entries` of history, of heads and of responses each, and for `sessions` ids."""
+def remember(
+    clock: Callable[[], float],
+    *,
+    idle_expiry: float,
+    entries: int,
+    sessions: int,
+    backends: int,
+    share: Callable[[Conversations, Heads, Owners], SharedMemory] | None = None,
+) -> Memory:
+    """A memory with room for `entries` of history, of heads and of responses each, and for `sessions` ids.
+
+    `share` makes what tells other routers of the first three.
+    """
+    conversations = Conversations(clock, idle_expiry=idle_expiry, limit=entries)
+    heads = Heads(clock, expiry=idle_expiry, limit=entries)
+    owners = Owners(clock, expiry=RESPONSES_KEPT, limit=entries)
     threads = Threads(clock, expiry=idle_expiry, limit=sessions)
     return Memory(
-        Conversations(clock, idle_expiry=idle_expiry, limit=entries),
-        Heads(clock, expiry=idle_expiry, limit=entries),
-        Owners(clock, expiry=_RESPONSES_KEPT, limit=entries),
+        conversations,
+        heads,
+        owners,
         threads,
         Guards(clock, threads, backends=backends, expiry=idle_expiry, limit=sessions),
         Recent(clock, expiry=idle_expiry, limit=entries),
+        share(conversations, heads, owners) if share is not None else None,
     )

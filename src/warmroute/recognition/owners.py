@@ -29,12 +29,17 @@ class Owners:
         return len(self._owners)
 
     def find(self, response_id: str) -> Owner | None:
-        return self._owners.get(_digest(response_id))
+        return self._owners.get(digest_of(response_id))
+
+    def learn(self, digest: bytes, owner: Owner) -> None:
+        """Another router knows who made the response of this digest; what is known here already stays."""
+        if self._owners.get(digest) is None:
+            self._owners.put(digest, owner)
 
     def made(self, response_id: str, owner: Owner) -> None:
         """Note who made a response."""
-        self._owners.put(_digest(response_id), owner)
+        self._owners.put(digest_of(response_id), owner)
 
 
-def _digest(response_id: str) -> bytes:
+def digest_of(response_id: str) -> bytes:
     return blake2b(response_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()

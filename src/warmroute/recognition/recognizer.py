@@ -14,6 +14,7 @@ from ..core.policy import NO_WISHES, Wishes
 from ..core.routes import Route
 from ..core.side import is_side_request, says_so
 from ..pins.memory import PinTable
+from ..pins.notes import Note
 from .conversations import Found, Match
 from .memory import Memory
 from .owners import Owner
@@ -27,6 +28,7 @@ class Turn:
     refused: tuple[tuple[str, str], ...] = ()
     wishes: Wishes = NO_WISHES
     owner_unknown: bool = False
+    response: str | None = None
     new: bool = False
     shape: Shape | None = None
     history: History | None = None
@@ -112,6 +114,16 @@ class Recognizer:
         self._ask_owner(turn, view, response_id)
         return turn
 
+    def unknown(self, turn: Turn) -> list[Note]:
+        """What other routers might know of a turn that this one knows too little of; nothing where none are asked.
+
+        What `SharedMemory.fetch` finds of it is remembered, and the turn has to be recognised again then.
+        """
+        shared = self.memory.shared
+        if shared is None:
+            return []
+        return shared.wanted(turn.history if turn.named is None else None, turn.found, turn.heads, turn.response)
+
     def repeated(self, turn: Turn, headers: Headers) -> tuple[tuple[str, str], ...]:
         """The source that won, as refused in part, if its header came more than once with values that differ."""
         rung = next((rung for rung in self._sources if rung.name == turn.source), None)
@@ -191,7 +203,7 @@ class Recognizer:
             return
         owner = self.memory.owners.find(asked)
         if owner is None:
-            turn.owner_unknown = True
+            turn.owner_unknown, turn.response = True, asked
             return
         turn.wishes = Wishes(owner=owner.backend)
         if response_id is not None:
@@ -212,6 +224,8 @@ class Recognizer:
             memory.guards.used(turn.named, adopted=adopted, known=not turn.new)
         if turn.history is not None and turn.session is not None:
             memory.conversations.goes_on(turn.history, turn.found, turn.session.key)
+            if memory.shared is not None:
+                memory.shared.goes_on(turn.session, turn.history, turn.found)
 
     def served(self, turn: Turn, decision: Decision) -> None:
         """A backend has begun to answer: what the request says can be found there."""
@@ -221,6 +235,8 @@ class Recognizer:
             self.memory.places.put(turn.session.key, Place(decision.backend, decision.engine))
         if turn.heads:
             self.memory.heads.served(turn.heads, Place(decision.backend, decision.engine))
+            if self.memory.shared is not None:
+                self.memory.shared.served(turn.heads, Place(decision.backend, decision.engine))
 
     def listener(self, turn: Turn, decision: Decision, *, event_stream: bool) -> "Listener | None":
         """What should hear the answer's bytes, if anything should."""
@@ -272,12 +288,17 @@ class Listener:
         if self._answer.response_id is not None and not self._id_noted:
             self._note_id(self._answer.response_id)
         if message is not None and turn.history is not None and turn.session is not None:
-            self._memory.conversations.answered(turn.history, message, turn.session.key)
+            digest = self._memory.conversations.answered(turn.history, message, turn.session.key)
+            if self._memory.shared is not None:
+                self._memory.shared.answered(turn.session, turn.history, digest)
 
     def _note_id(self, response_id: str) -> None:
         self._id_noted = True
         if self._decision.backend is not None:
-            self._memory.owners.made(response_id, Owner(self._decision.backend, self._turn.session))
+            owner = Owner(self._decision.backend, self._turn.session)
+            self._memory.owners.made(response_id, owner)
+            if self._memory.shared is not None:
+                self._memory.shared.made(response_id, owner)
 
 
 def _history(shape: Shape | None, view: RequestView, model: str | None, messages: list[Message]) -> History | None:
