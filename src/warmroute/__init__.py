@@ -3,7 +3,8 @@
 A map of the package, in the order in which a request meets it:
 
     cli, config, app    flags and one YAML file -> a validated Config -> a running Router (settings and assembly construct; app
-                        runs and reloads; housekeeping: loops beside it; process: signals and memory; listeners: sockets)
+                        runs and reloads; housekeeping: loops beside it; process: signals and memory; notify: systemd;
+                        listeners: sockets)
     proxy/              the data path. data: which paths exist; handler: one request, hop by hop; request and client: its two
                         ends; placement: decide, reserve, lease; connection, pool: the backends' side;
                         handshake, tunnel: WebSockets; errors: our own answers
@@ -20,9 +21,9 @@ A map of the package, in the order in which a request meets it:
     lint/               `warmroute lint FILE`: prompts that change, found in a log of requests
     demo                simulated servers, router and chat in one process
 
-Arrows point one way: core <- pins <- recognition <- fleet <- truth <- observe <- proxy <- web, sim <- listeners <- settings
-<- assembly <- housekeeping <- app <- process, demo <- cli. core imports only itself and the pure standard library. State
-changes are synchronous and whole; async code only moves bytes.
+Arrows point one way: core <- pins <- recognition <- fleet <- truth <- observe <- proxy <- web, sim <- listeners, notify
+<- settings <- assembly <- housekeeping <- app <- process, demo <- cli. core imports only itself and the pure standard
+library. State changes are synchronous and whole; async code only moves bytes.
 """
 
 __version__ = "0.1.0"

@@ -43,7 +43,8 @@ _ENDED_AGAIN_AFTER = 0.1
 class Router:
     """Two listeners and the loops beside them, for an `async with` block.
 
-    `read` gives the configuration again for a reload. It runs in a thread and raises ConfigError.
+    `read` gives the configuration again for a reload. It runs in a thread and raises ConfigError. `on_reload` is told that a
+    reload begins (True) and that it has ended.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Router:
         self._log_stream = log_stream
         self._read = read
         self.stopping = False
+        self.on_reload: Callable[[bool], None] = lambda begins: None
         self._clock = time.monotonic
         self._tasks: list[asyncio.Task[None]] = []
         self._servers: tuple[listeners.Server, ...] = ()
@@ -228,6 +230,7 @@ class Router:
     async def reload(self) -> Changes:
         """Read the configuration again and put it in force as a whole. Raises ReloadError, and then nothing has changed."""
         async with self._reloading:
+            self.on_reload(True)
             try:
                 config, ring = await self._read_again()
                 changes = self._put_in_force(config, ring)
@@ -236,6 +239,8 @@ class Router:
                 self._kept.events.reload_failed(str(error))
                 log.error("the configuration of before stays in force: %s", "; ".join(str(error).split("\n")))
                 raise
+            finally:
+                self.on_reload(False)
             self._kept.reloads.succeeded()
             self._kept.events.reloaded(changes)
             told = ", ".join(f"{word} {' '.join(names)}" for word, names in changes._asdict().items() if names)

@@ -1,4 +1,4 @@
-"""A router as a process of its own: signals, descriptors, memory."""
+"""A router as a process of its own: signals, what systemd is told, descriptors, memory."""
 
 import asyncio
 import gc
@@ -7,11 +7,13 @@ import logging
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 
 from .app import Router
 from .config import Config
+from .notify import Notifier
 from .observe.writer import BackgroundWriter
 
 log = logging.getLogger("warmroute")
@@ -26,26 +28,30 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
     _raise_descriptor_limit()
     router = Router(config, log_stream, read)
     end = _listen_to_signals(router)
-    async with router:
-        if end.done():
-            return
-        names = ", ".join(spec.name for spec in config.specs)
-        print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
-        print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)
-        if is_open(config):
-            log.warning(
-                "who can reach %s can use the models: set listen.keys, or let only a proxy that asks for keys reach it",
-                router.data_url,
-            )
-        _settle_memory()
-        number, limits = await end, router.config.limits
-        pre_drain = limits.pre_drain if number is signal.SIGTERM else 0.0
-        taken = f"requests are taken for {pre_drain:g} s more, then " if pre_drain else ""
-        log.info(
-            "%s: %sthose that run have %g s to end; a second signal ends them now", number.name, taken, limits.shutdown
-        )
-        if pre_drain:
-            await router.pre_drain()
+    notifier = Notifier.of_this_process(time.monotonic)
+    router.on_reload = notifier.reloading
+    with notifier:
+        async with router:
+            if end.done():
+                return
+            names = ", ".join(spec.name for spec in config.specs)
+            print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
+            print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)
+            if is_open(config):
+                log.warning(
+                    "who can reach %s can use the models: set listen.keys, or let only a proxy that asks for keys reach it",
+                    router.data_url,
+                )
+            _settle_memory()
+            notifier.ready(f"{router.data_url} -> {names}")
+            number, limits = await end, router.config.limits
+            pre_drain = limits.pre_drain if number is signal.SIGTERM else 0.0
+            taken = f"requests are taken for {pre_drain:g} s more, then " if pre_drain else ""
+            told = f"{taken}those that run have {limits.shutdown:g} s to end"
+            notifier.stopping(told)
+            log.info("%s: %s; a second signal ends them now", number.name, told)
+            if pre_drain:
+                await router.pre_drain()
 
 
 def is_open(config: Config) -> bool:
