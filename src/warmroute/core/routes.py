@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from urllib.parse import unquote_to_bytes
 
 from .messages import Shape
 
@@ -43,7 +44,11 @@ _WITHOUT_COMPUTING = (
     Route("/version", ("GET", "HEAD")),
 )
 _POSTS = (
+    "/v1/chat/completions/batch",
+    "/v1/systemone",
+    "/generative_scoring",
     "/v1/embeddings",
+    "/v2/embed",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
     "/v1/rerank",
@@ -63,6 +68,7 @@ MODELS = Route("/v1/models", ("GET", "HEAD"))
 REALTIME = Route("/v1/realtime", ("GET",))
 """A WebSocket; every other route is one exchange."""
 MODEL = Route("/v1/models/{model}", ("GET", "HEAD"))
+_MODEL_NAME = re.compile(rb"/v1/models/((?:[A-Za-z0-9._~:@!$&'()*+,=/-]|%[0-9A-Fa-f]{2}){1,512})")
 _STORED_RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
 _RESPONSE = Route("/v1/responses/{id}", ("GET",), Protocol.RESPONSES)
 _CANCEL = Route("/v1/responses/{id}/cancel", ("POST",), Protocol.RESPONSES)
@@ -72,6 +78,7 @@ def find(raw_path: bytes) -> Route | None:
     """The route of a path as it came over the wire (before any decoding), or None.
 
     Only the literal bytes of a listed path match: `//v1/...`, `%2e`, `;` and upper case are different bytes and find none.
+    What is found is sent on in the same bytes, so that nobody behind can take them for another path than was decided on.
     """
     route = _EXACT.get(raw_path)
     if route is not None:
@@ -80,10 +87,18 @@ def find(raw_path: bytes) -> Route | None:
         return MODELS
     if raw_path == b"/v1/realtime":
         return REALTIME
-    if raw_path.startswith(b"/v1/models/") and len(raw_path) > len(b"/v1/models/"):
-        return MODEL
+    named = _MODEL_NAME.fullmatch(raw_path)
+    if named is not None:
+        return MODEL if _is_model(unquote_to_bytes(named[1])) else None
     stored = _STORED_RESPONSE.fullmatch(raw_path)
     return None if stored is None else _CANCEL if stored[2] else _RESPONSE
+
+
+def _is_model(name: bytes) -> bool:
+    """Whether this names a model to whoever reads the path, however often they decode it and whatever they tidy up in it."""
+    steps = name.replace(b"\\", b"/").split(b"/")
+    plain = b"%" not in name and b";" not in name and b"?" not in name and b"#" not in name
+    return plain and min(name) >= 0x20 and 0x7F not in name and not {b"", b".", b".."}.intersection(steps)
 
 
 def response_id(route: Route, raw_path: bytes) -> str | None:

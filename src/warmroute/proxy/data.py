@@ -102,7 +102,7 @@ class DataApp:
         return keys.admit(headers)
 
     async def _elsewhere(self, scope: Scope, client: Client) -> None:
-        path: str = scope["path"]
+        path = scope["raw_path"].decode("latin-1")  # undecoded, as every other path: %72eadyz is not there
         health = health_answer(path, self._registry.not_ready(), self._stopping())
         if health is None and path == "/":
             health = 200, json.dumps({"name": "warmroute", "version": __version__}).encode()
