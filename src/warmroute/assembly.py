@@ -255,6 +255,7 @@ def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
 def _handler(
     config: Config, kept: Kept, pools: Pools, hooks: Hooks, recognizer: Recognizer, placement: Placement
 ) -> Handler:
+    forward = settings.forward(config)
     return Handler(
         registry=kept.registry,
         placement=placement,
@@ -276,9 +277,11 @@ def _handler(
             pools=pools,
             backend_failed=hooks.backend_failed,
             freed=kept.queue.freed,
+            drop=forward.drop,
             enabled=config.resume.enabled,
         ),
-        reader=reader_for(config.affinity.key_sources),
+        reader=reader_for(config.affinity.key_sources, forward.owned.names),
+        forward=forward,
         body_limit=config.limits.body,
         response_headers=config.response_headers,
     )

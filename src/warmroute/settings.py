@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from .config import Config
+from .core import forward as headers
 from .core.health import Thresholds
 from .core.outlier import OutlierLimits
 from .core.policy import Bounds
@@ -10,6 +11,7 @@ from .core.questions import Asks
 from .core.retry import Budget
 from .fleet.prober import ProbeTimes
 from .fleet.scraper import ScrapeTimes
+from .proxy.owned import Forward, Owned
 from .proxy.pools import ConnectionTimes
 
 
@@ -57,3 +59,10 @@ def asks(config: Config) -> Asks:
     """What the router asks of streams for itself."""
     tokens_up_to = config.resume.max_body if config.resume.enabled else 0
     return Asks(tokens_up_to, config.truth.enabled and config.truth.ask_usage)
+
+
+def forward(config: Config) -> Forward:
+    """What of a client's headers and fields a backend gets."""
+    wanted = config.forward
+    drop = headers.dropped(wanted.priority, wanted.session_id, wanted.drop_headers, wanted.pass_headers)
+    return Forward(drop, Owned(wanted.priority, wanted.kv_transfer_params))

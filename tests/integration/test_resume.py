@@ -331,7 +331,8 @@ async def test_the_rest_is_asked_for_with_the_client_s_own_headers(
 ) -> None:
     model.fates = [Fate(4, rst)]
     async with await RawClient.connect(routed.data_url) as client:
-        client.post(request(CHAT), {"authorization": "Bearer key", "x-request-id": "me", "x-other": "1"})
+        personal = {"x-openwebui-user-name": "Ada", "x-forwarded-for": "192.0.2.7", "x_session_id": "s"}
+        client.post(request(CHAT), {"authorization": "Bearer key", "x-request-id": "me", "x-other": "1", **personal})
         await client.head()
         while part := await client.chunk():
             model.got += part
@@ -339,6 +340,7 @@ async def test_the_rest_is_asked_for_with_the_client_s_own_headers(
     assert (first.path, second.path) == ("/v1/chat/completions", "/v1/completions")
     for name in ("authorization", "x-request-id", "x-other", "content-type"):
         assert second.header(name) == first.header(name) is not None
+    assert [second.header(name) for name in personal] == [None] * 3
     assert second.header("content-length") == str(len(second.body))
 
 

@@ -37,6 +37,10 @@ BAD: dict[str, list[str]] = {
     "endless-alias": ["{file}:1: not YAML: an alias holds itself"],
     "fall-zero": ["{file}:3: health.fall: Input should be greater than or equal to 1"],
     "keepalive-longer-than-vllms": ["{file}:3: upstream.keepalive_expiry: Input should be less than 5"],
+    "header-that-cannot-pass": [
+        "{file}:3: forward.pass_headers: X-Data-Parallel-Rank cannot be passed on: the router sets it, or it is of one"
+        " connection alone"
+    ],
     "key-is-a-number": ["{file}:2: 8080: Keys should be strings"],
     "key-source-one-text": ["{file}:3: affinity.key_sources: expected a list"],
     "key-source-unknown": [

@@ -10,6 +10,7 @@ from ..core.identity import DEFAULT_SOURCES, ladder
 from ..core.model import BackendSpec
 from ..core.store_url import read_store_url, without_passwords
 from .backends import BackendConfig
+from .forward import ForwardConfig
 from .keys import ClientKey, Key
 from .urls import traces_url
 from .values import Bytes, Seconds, SecondsOrNone, Section
@@ -236,6 +237,7 @@ class Config(Section):
     drain: DrainConfig = DrainConfig()
     retry: RetryConfig = RetryConfig()
     upstream: UpstreamConfig = UpstreamConfig()
+    forward: ForwardConfig = ForwardConfig()
     resume: ResumeConfig = ResumeConfig()
     truth: TruthConfig = TruthConfig()
     metrics: MetricsConfig = MetricsConfig()

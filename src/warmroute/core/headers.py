@@ -21,7 +21,7 @@ _HOP_BY_HOP = frozenset(
 )
 """Headers of one connection (RFC 9110, 7.6.1), and those between a client and its proxy."""
 
-_NOT_SENT_ON = _HOP_BY_HOP | {b"content-length", b"expect", b"host", b"x-data-parallel-rank", b"x-request-id"}
+NEVER_SENT_ON = _HOP_BY_HOP | {b"content-length", b"expect", b"host", b"x-data-parallel-rank", b"x-request-id"}
 """Headers of a request that the router sets itself or has answered itself."""
 _TOLD_BY_US = frozenset({b"x-request-id", b"x-warmroute-backend", b"x-warmroute-decision", b"x-warmroute-key"})
 _NOT_PASSED_ON = _HOP_BY_HOP | _TOLD_BY_US
@@ -63,14 +63,19 @@ def request_head(
     host: bytes,
     body_length: int | None,
     extra: Headers = (),
+    drop: frozenset[bytes] = NEVER_SENT_ON,
 ) -> bytes:
-    """The head of the request to a backend. A header among `extra` takes the place of the client's own.
+    """The head of the request to a backend. A header among `extra` takes the place of the client's own; those to drop, which
+    hold NEVER_SENT_ON, are left out.
 
     The target is sent as it came, percent-encoding and all. `body_length` is None for a request without a body.
     """
     parts = [method.encode(), b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n"]
-    ours = [name for name, _ in extra if name not in _NOT_SENT_ON]
-    for name, value in _passing(headers, _NOT_SENT_ON.union(ours) if ours else _NOT_SENT_ON):
+    ours = [name for name, _ in extra if name not in drop]
+    passing = _passing(headers, drop)
+    if ours:
+        passing = [pair for pair in passing if pair[0] not in ours]
+    for name, value in passing:
         parts += (name, b": ", value, b"\r\n")
     for name, value in extra:
         parts += (name, b": ", value, b"\r\n")

@@ -29,6 +29,7 @@ class Code(StrEnum):
 
     BAD_REQUEST = "bad_request", 400
     BAD_HANDSHAKE = "bad_handshake", 400
+    NOT_FOR_CLIENTS = "not_for_clients", 400
     INVALID_API_KEY = "invalid_api_key", 401
     UNKNOWN_PATH = "unknown_path", 404
     MODEL_NOT_FOUND = "model_not_found", 404
@@ -167,6 +168,20 @@ def no_key() -> RouterError:
         Code.INVALID_API_KEY,
         "the request shows no key that this router knows; give the client one of listen.keys as its API key",
         challenge=True,
+    )
+
+
+def not_for_clients(what: str, key: str) -> RouterError:
+    return RouterError(
+        Code.NOT_FOR_CLIENTS, f"{what} is not for clients to set here; leave it out, or allow it by {key} of the router"
+    )
+
+
+def not_readable() -> RouterError:
+    return RouterError(
+        Code.NOT_FOR_CLIENTS,
+        "the request names a field that is not for clients to set here (see forward.priority and forward.kv_transfer_params of"
+        " the router), in a body that is no JSON in UTF-8; mend the body, or leave the field out",
     )
 
 

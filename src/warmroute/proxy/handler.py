@@ -32,6 +32,7 @@ from .errors import Code
 from .handshake import SWITCHED
 from .in_flight import InFlight
 from .looking import label, look
+from .owned import Forward
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
 from .queue import Queue
@@ -68,6 +69,7 @@ class Handler:
         asks: Asks,
         resumer: Resumer,
         reader: FieldReader,
+        forward: Forward,
         body_limit: int,
         response_headers: bool,
     ) -> None:
@@ -88,6 +90,7 @@ class Handler:
         self._asks = asks
         self._resumer = resumer
         self._reader = reader
+        self._forward = forward
         self._body_limit = body_limit
         self._answers = Answers(registry, pools, response_headers)
         self._id_prefix = secrets.token_hex(6)
@@ -113,6 +116,7 @@ class Handler:
             if model is None and not incoming.ended:
                 request.body = await incoming.whole(body)
                 model = self._placement.model_of(request.model)
+            self._forward.owned.apply(request)
             turn = self._recognizer.recognise(request, route, model, response_id(route, scope["raw_path"]))
             others = self._others
             if others is not None and (notes := self._recognizer.unknown(turn)) and await others.fetch(notes):
@@ -233,6 +237,7 @@ class Handler:
             host=pool.host_header,
             body_length=x.body_length,
             extra=x.for_backend(decision.engine, self._registry.backends[placed.backend].spec.key),
+            drop=self._forward.drop,
         )
         body = x.asked.body if x.upload is None else x.upload.framed(x.asked.body)
         connection.send(head, body, head_only=request.method == "HEAD")

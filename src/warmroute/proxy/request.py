@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from operator import attrgetter
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -18,10 +19,17 @@ _value = msgspec.json.Decoder()
 
 
 class FieldReader:
-    """Finds the top-level fields of these names in a JSON object and skips all others, however many there are."""
+    """Finds the top-level fields of these names in a JSON object and skips all others, however many there are.
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.attributes = {name: f"f{i}" for i, name in enumerate(dict.fromkeys(names))}
+    `owned` are further names, of which it can tell at once that none is there.
+    """
+
+    def __init__(self, names: Iterable[str], owned: Iterable[str] = ()) -> None:
+        owned = tuple(owned)
+        self.attributes = {name: f"f{i}" for i, name in enumerate(dict.fromkeys((*names, *owned)))}
+        # attrgetter gives a tuple for two names or more
+        self._owned = attrgetter(*(self.attributes[name] for name in owned * 2)) if owned else lambda _: ()
+        self._none_owned = (_NO_RAW,) * len(owned) * 2
         fields = [(a, msgspec.Raw, msgspec.field(default=_NO_RAW, name=n)) for n, a in self.attributes.items()]
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("Fields", fields, gc=False))
 
@@ -31,6 +39,10 @@ class FieldReader:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return None
+
+    def any_owned(self, fields: object) -> bool:
+        """Whether one of the owned fields is there."""
+        return bool(self._owned(fields) != self._none_owned)
 
     def has(self, fields: object, name: str) -> bool:
         """Whether there is such a field."""
@@ -55,10 +67,10 @@ def decoded(data: bytes | msgspec.Raw) -> object:
         return None
 
 
-def reader_for(sources: Iterable[str]) -> FieldReader:
+def reader_for(sources: Iterable[str], owned: Iterable[str] = ()) -> FieldReader:
     """A reader of what routing needs: the model, and the fields that tell a conversation or are looked at by these sources."""
     added = (name.removeprefix("body:").partition(".")[0] for name in sources if name.startswith("body:"))
-    return FieldReader(["model", *FIELDS, "return_token_ids", "stream_options", "n", *added])
+    return FieldReader(["model", *FIELDS, "return_token_ids", "stream_options", "n", *added], owned)
 
 
 class Request:
@@ -116,22 +128,32 @@ class Request:
         raw = getattr(self._fields, self._attributes.get(name, ""), _NO_RAW)
         return None if raw is _NO_RAW else decoded(raw)
 
+    def _scan(self) -> None:
+        self._scanned = True
+        told = _query(self.target) if self.label == REALTIME.label else self.body
+        self._fields = None if not told or is_form(self.named) else self._reader.read(told)
+
     def has(self, name: str) -> bool:
         """Whether the JSON body has this top-level field, whatever its value; cheaper than reading it."""
         if not self._scanned:
             self._scan()
         return self._reader.has(self._fields, name)
 
+    def any_of_owned(self) -> bool | None:
+        """Whether one of its reader's owned fields is there; None if the body cannot be read."""
+        if not self._scanned:
+            self._scan()
+        return None if self._fields is None else self._reader.any_owned(self._fields)
+
+    def replace_body(self, body: bytes) -> None:
+        """Go on with another body; what was read of the one before is forgotten."""
+        self.body, self._fields, self._scanned = body, None, False
+
     def raw(self, name: str) -> bytes | None:
         """A top-level value of the JSON body as it was written; None where there is none."""
         if not self._scanned:
             self._scan()
         return self._reader.raw(self._fields, name)
-
-    def _scan(self) -> None:
-        self._scanned = True
-        told = _query(self.target) if self.label == REALTIME.label else self.body
-        self._fields = None if not told or is_form(self.named) else self._reader.read(told)
 
     @property
     def model(self) -> str | None:

@@ -36,6 +36,7 @@ class Resumer:
         pools: Mapping[str, Pool],
         backend_failed: Callable[[str, Failure], None],
         freed: Callable[[str], None],
+        drop: frozenset[bytes],
         enabled: bool,
     ) -> None:
         self._registry = registry
@@ -43,6 +44,7 @@ class Resumer:
         self._pools = pools
         self._backend_failed = backend_failed
         self._freed = freed
+        self._drop = drop
         self._enabled = enabled
 
     async def go_on(self, x: InFlight, failure: Failure) -> Why | None:
@@ -146,7 +148,8 @@ class Resumer:
         extra = x.for_backend(placed.decision.engine, self._registry.backends[placed.backend].spec.key)
         headers, length = x.request.headers, len(body)
         target = pool.base_path + path
-        head = request_head("POST", target, headers, host=pool.host_header, body_length=length, extra=extra)
+        host, drop = pool.host_header, self._drop
+        head = request_head("POST", target, headers, host=host, body_length=length, extra=extra, drop=drop)
         connection.send(head, body, head_only=False)
         x.client.on_gone(connection.abandon)
 
