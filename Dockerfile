@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
 # The router in an image of its own:  docker build -t warmroute .
-#   docker run -p 127.0.0.1:8080:8080 -p 127.0.0.1:8081:8081 -v ./config:/etc/warmroute:ro warmroute
+#   docker run -p 127.0.0.1:8080:8080 -p 127.0.0.1:8081:8081 -v ./config:/etc/warmroute:ro \
+#     -e WARMROUTE_LISTEN__ADMIN_TOKEN="$(openssl rand -hex 16)" warmroute
 
 FROM python:3.13-slim AS build
 WORKDIR /build
@@ -24,7 +25,7 @@ ENV PYTHONUNBUFFERED=1 \
 # By number, so that Kubernetes' runAsNonRoot can see that it is not root.
 USER 10001:10001
 
-# 8080 is the model API, 8081 the dashboard, metrics and administration: publish that one to trusted networks only.
+# 8080 is the model API, 8081 the dashboard, metrics and administration, which wants a token.
 EXPOSE 8080 8081
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \

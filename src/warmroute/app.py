@@ -153,13 +153,13 @@ class Router:
         self._data_app = DataApp(
             made.handler, self.registry, self._hooks.stopping, self._internal_error, self._refusals
         )
-        self._admin_app = AdminApp(made.admin_app)
+        self._admin_app = AdminApp(made.access, made.admin_app)
         self._take(made)
 
     def _take(self, made: assembly.Made) -> None:
         self.recognizer, self._state = made.recognizer, made.state
         self._data_app.handler, self._admin_app.inner = made.handler, made.admin_app
-        self._data_app.keys = made.keys
+        self._data_app.keys, self._admin_app.access = made.keys, made.access
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

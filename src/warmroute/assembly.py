@@ -54,6 +54,7 @@ from .recognition.sharing import SharedMemory
 from .truth.conversations import Conversations
 from .truth.ledger import Ledger
 from .web import admin
+from .web.access import Access, App
 
 if TYPE_CHECKING:
     from .fleet.kv_events import KvEvents
@@ -101,7 +102,8 @@ class Made:
     handler: Handler
     keys: Keys | None
     state: StateView
-    admin_app: admin.App
+    admin_app: App
+    access: Access
 
 
 def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
@@ -232,7 +234,9 @@ def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
     placement = Placement(kept.registry, kept.pins, settings.bounds(config), kept.shared, kept.residents)
     reader = reader_for(config.affinity.key_sources)
     state = _state(config, kept, hooks)
+    token = config.listen.admin_token.get_secret_value() if config.listen.admin_token is not None else None
     return Made(
+        access=Access(token, config.listen.admin_open_metrics, time.time),
         recognizer=recognizer,
         keys=Keys(key.get_secret_value() for key in config.listen.keys) if config.listen.keys else None,
         handler=_handler(config, kept, pools, hooks, recognizer, placement),
@@ -301,6 +305,7 @@ def _state(config: Config, kept: Kept, hooks: Hooks) -> StateView:
         reloads=kept.reloads,
         store=kept.shared.store if kept.shared else None,
         residents=kept.residents,
+        is_open=config.listen.is_open,
         truth=TruthView(kept.ledger, kept.registry, kept.clock, kept.secret) if config.truth.enabled else None,
     )
 

@@ -128,19 +128,6 @@ def config_show(file: Path | None, urls: tuple[str, ...]) -> None:
     click.echo(json.dumps(config.model_dump(mode="json"), indent=2))
 
 
-def _admin_options(command: Any) -> Any:
-    command = click.option("--json", "as_json", is_flag=True, help="Print JSON alone.")(command)
-    return click.option(
-        "--admin",
-        default="http://127.0.0.1:8081",
-        show_default=True,
-        envvar="WARMROUTE_ADMIN",
-        show_envvar=True,
-        metavar="URL",
-        help="The router's admin address.",
-    )(command)
-
-
 def _show(found: Callable[[], dict[str, Any]], text: Callable[[dict[str, Any]], str], as_json: bool) -> dict[str, Any]:
     try:
         answer = found()
@@ -155,16 +142,16 @@ def _show(found: Callable[[], dict[str, Any]], text: Callable[[dict[str, Any]], 
 
 
 @main.command("status")
-@_admin_options
-def status_command(admin: str, as_json: bool) -> None:
+@control.admin_options
+def status_command(admin: control.Admin, as_json: bool) -> None:
     """How a running router and its backends are doing."""
     _show(lambda: control.call(admin, "/api/state"), control.status_text, as_json)
 
 
 @main.command("sessions")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="How many to show.")
-@_admin_options
-def sessions_command(limit: int, admin: str, as_json: bool) -> None:
+@control.admin_options
+def sessions_command(limit: int, admin: control.Admin, as_json: bool) -> None:
     """The conversations used last and where they live. Ids are shown as digests."""
     _show(lambda: control.call(admin, f"/api/sessions?limit={limit}"), control.sessions_text, as_json)
 
@@ -186,8 +173,8 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     help="After it the sessions that are left move.  [default: drain.deadline of the configuration, 10m]",
 )
 @click.option("--wait", is_flag=True, help="Wait until no session and no request is left.")
-@_admin_options
-def drain_command(name: str, deadline: float | None, wait: bool, admin: str, as_json: bool) -> None:
+@control.admin_options
+def drain_command(name: str, deadline: float | None, wait: bool, admin: control.Admin, as_json: bool) -> None:
     """Give a backend no new sessions; those it has stay until the deadline. Undo with `undrain`."""
 
     def say(text: str) -> None:
@@ -203,15 +190,15 @@ def drain_command(name: str, deadline: float | None, wait: bool, admin: str, as_
 
 @main.command("undrain")
 @click.argument("name")
-@_admin_options
-def undrain_command(name: str, admin: str, as_json: bool) -> None:
+@control.admin_options
+def undrain_command(name: str, admin: control.Admin, as_json: bool) -> None:
     """Give a backend new sessions again."""
     _show(lambda: control.drain(admin, name, False), _drained, as_json)
 
 
 @main.command("reload")
-@_admin_options
-def reload_command(admin: str, as_json: bool) -> None:
+@control.admin_options
+def reload_command(admin: control.Admin, as_json: bool) -> None:
     """Let a running router read its configuration again. Exit code 1 if it cannot; then nothing has changed."""
     _show(lambda: control.call(admin, "/api/reload", post=True), control.reload_text, as_json)
 
@@ -236,14 +223,14 @@ def _json_body(ctx: click.Context, param: click.Parameter, value: str | None) ->
     help="How long a backend may take to answer.",
 )
 @click.option("--api-key", envvar="VLLM_API_KEY", metavar="KEY", help="The servers' key; better in VLLM_API_KEY.")
-@_admin_options
+@control.admin_options
 def broadcast_command(
     path: str,
     backends: tuple[str, ...],
     body: bytes | None,
     deadline: float,
     api_key: str | None,
-    admin: str,
+    admin: control.Admin,
     as_json: bool,
 ) -> None:
     """Do one thing on all backends: POST to a path of vLLM there. Exit code 1 if one of them did not do it.
@@ -262,8 +249,10 @@ def broadcast_command(
 @click.argument("file", type=click.File("rb"))
 @click.option("--path", help="Path of the request, where the file does not tell it.")
 @click.option("--header", "-H", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header more, or instead.")
-@_admin_options
-def explain_command(file: BinaryIO, path: str | None, headers: tuple[str, ...], admin: str, as_json: bool) -> None:
+@control.admin_options
+def explain_command(
+    file: BinaryIO, path: str | None, headers: tuple[str, ...], admin: control.Admin, as_json: bool
+) -> None:
     """Tell whose conversation a saved request belongs to and where it would go; nothing is sent.
 
     FILE (- for standard input) holds raw HTTP, a JSON object with "headers" and "body", or the JSON body alone.

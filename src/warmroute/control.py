@@ -5,10 +5,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
+import click
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,6 +23,48 @@ class ControlError(Exception):
     """The router could not be asked, or refused; the text says what to do."""
 
 
+class Admin(NamedTuple):
+    """A router's admin listener: its address, and the token that it wants, if it wants one."""
+
+    url: str
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Admin {self.url}{' with a token' if self.token else ''}>"
+
+
+def admin_options(command: Any) -> Any:
+    """Give a command the options that say which router it talks to, as its parameter `admin`, and whether it prints JSON."""
+
+    @wraps(command)
+    def with_admin(*, admin: str, token: str | None, **others: Any) -> Any:
+        return command(admin=Admin(admin, token), **others)
+
+    asked = click.option("--json", "as_json", is_flag=True, help="Print JSON alone.")(with_admin)
+    asked = click.option(
+        "--token",
+        envvar="WARMROUTE_ADMIN_TOKEN",
+        callback=_printable,
+        metavar="TOKEN",
+        help="Its token; better in WARMROUTE_ADMIN_TOKEN.",
+    )(asked)
+    return click.option(
+        "--admin",
+        default="http://127.0.0.1:8081",
+        show_default=True,
+        envvar="WARMROUTE_ADMIN",
+        show_envvar=True,
+        metavar="URL",
+        help="The router's admin address.",
+    )(asked)
+
+
+def _printable(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and (not value.isascii() or not value.isprintable() or " " in value):
+        raise click.BadParameter("a token is printable ASCII without spaces", ctx, param)
+    return value
+
+
 _BROADCAST_OVER = 30.0
 """Seconds beyond a broadcast's deadline in which the router reads model lists and answers."""
 
@@ -28,7 +72,7 @@ _TOLD_LENGTH = 100
 """Characters of a backend's answer that a table shows."""
 
 
-def call(admin: str, path: str, *, post: bool = False, content: object = None) -> dict[str, Any]:
+def call(admin: Admin | str, path: str, *, post: bool = False, content: object = None) -> dict[str, Any]:
     """GET or POST (of JSON, if there is content) below the admin address; returns the JSON. Raises ControlError."""
     headers = {} if content is None else {"content-type": "application/json"}
     body = None if content is None else json.dumps(content).encode()
@@ -36,7 +80,7 @@ def call(admin: str, path: str, *, post: bool = False, content: object = None) -
 
 
 def _ask(
-    admin: str,
+    admin: Admin | str,
     path: str,
     *,
     post: bool,
@@ -46,8 +90,11 @@ def _ask(
     also: Collection[int] = (),
 ) -> dict[str, Any]:
     """The JSON of an answer whose status is 2xx, or one of `also`. Raises ControlError."""
+    admin, token = admin if isinstance(admin, Admin) else (admin, None)
     if "://" not in admin:
         admin = f"http://{admin}"
+    if token is not None:
+        headers = {**headers, "authorization": f"Bearer {token}"}
     url = f"{admin.rstrip('/')}{path}"
     method = "POST" if post else "GET"
     try:
@@ -66,6 +113,9 @@ def _ask(
             f"what answers at {admin} is not warmroute's admin listener (by default on port 8081); give its address with"
             " --admin URL"
         )
+    if response.status_code == 401:
+        said = "wants a token: give it in WARMROUTE_ADMIN_TOKEN" if token is None else "does not know this token"
+        raise ControlError(f"the router at {admin} {said} (its listen.admin_token)")
     if not good:
         raise ControlError(str(found["detail"]))
     told: dict[str, Any] = found
@@ -85,14 +135,14 @@ def seconds(text: str) -> float:
         raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
-def drain(admin: str, name: str, on: bool, deadline: float | None = None) -> dict[str, Any]:
+def drain(admin: Admin | str, name: str, on: bool, deadline: float | None = None) -> dict[str, Any]:
     """Empty a backend within so many seconds (None: as configured), or use it again. Raises ControlError."""
     wish = {"deadline": deadline} if on and deadline is not None else None
     path = f"/api/backends/{quote(name, safe=':')}/{'drain' if on else 'undrain'}"
     return call(admin, path, post=True, content=wish)
 
 
-def wait_until_empty(admin: str, name: str, say: Callable[[str], None], pause: float = 0.5) -> dict[str, Any]:
+def wait_until_empty(admin: Admin | str, name: str, say: Callable[[str], None], pause: float = 0.5) -> dict[str, Any]:
     """Wait until a draining backend has no session and no request, and say how many are left as that changes.
 
     Asks every `pause` seconds. Raises ControlError, also if somebody ends the draining or removes the backend.
@@ -139,7 +189,7 @@ def json_body(text: str) -> bytes:
 
 
 def broadcast(
-    admin: str, path: str, backends: Sequence[str], body: bytes | None, deadline: float, key: str | None
+    admin: Admin | str, path: str, backends: Sequence[str], body: bytes | None, deadline: float, key: str | None
 ) -> dict[str, Any]:
     """POST JSON to a path of vLLM on every backend, or on those named; returns what each one said. Raises ControlError.
 
@@ -149,7 +199,7 @@ def broadcast(
     wish = urlencode([*(("backend", name) for name in backends), ("deadline", deadline)])
     headers = {} if body is None else {"content-type": "application/json"}
     if key:
-        headers["authorization"] = f"Bearer {key}"
+        headers["x-backend-authorization"] = f"Bearer {key}"
     found = _ask(
         admin,
         f"/api/broadcast/{quote(path)}?{query}{'&' if query else ''}{wish}",
@@ -193,7 +243,7 @@ def _said(body: Any) -> str:
     return line if len(line) <= _TOLD_LENGTH else line[: _TOLD_LENGTH - 3] + "..."
 
 
-def explain(admin: str, saved: dict[str, Any]) -> dict[str, Any]:
+def explain(admin: Admin | str, saved: dict[str, Any]) -> dict[str, Any]:
     """Ask where a saved request would go. Raises ControlError."""
     found = call(admin, "/api/explain", post=True, content=saved)
     if "error" in found:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import ipaddress
 import logging
 import resource
 import signal
@@ -37,7 +36,7 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
             names = ", ".join(spec.name for spec in config.specs)
             print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
             print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)
-            if is_open(config):
+            if config.listen.is_open:
                 log.warning(
                     "who can reach %s can use the models: set listen.keys, or let only a proxy that asks for keys reach it",
                     router.data_url,
@@ -52,16 +51,6 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
             log.info("%s: %s; a second signal ends them now", number.name, told)
             if pre_drain:
                 await router.pre_drain()
-
-
-def is_open(config: Config) -> bool:
-    """Whether other machines can use the model API without a key."""
-    host = config.listen.host
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    return not loopback and not config.listen.keys
 
 
 def _listen_to_signals(router: Router) -> asyncio.Future[signal.Signals]:

@@ -27,12 +27,13 @@ from warmroute.core.model import Reason
 from warmroute.core.split import Outcome
 from warmroute.fleet.moves import Move
 from warmroute.observe.events import Kind
+from warmroute.web.access import HEADERS
 
 from .browser import CHROMIUM, needed
 
 STATIC = Path(str(files("warmroute").joinpath("web", "static")))
 OWN_SCRIPTS = sorted(STATIC.glob("*.js"))
-CSP = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+CSP = HEADERS["content-security-policy"]
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 VOID = {"meta", "link", "img", "br", "path", "input"}
 PREFIX = "/some/prefix"

@@ -236,6 +236,6 @@ async def test_state_history_and_sessions_are_served(backends: list[Scripted], s
         assert state["fleet"]["hit_ratio"]["1m"] == 0.8
         assert [r["path"] for r in state["recent"]] == ["/v1/chat/completions"] * 3
         page_ = await http.get("/")
-        assert "default-src 'self'" in page_.headers["content-security-policy"]
+        assert "default-src 'none'" in page_.headers["content-security-policy"]
         assert (await http.get("/nothing")).status_code == 404
         assert (await http.get("/livez")).status_code == 200

@@ -212,7 +212,7 @@ def test_all_keys_that_need_a_restart_are_told() -> None:
     other = Config.model_validate(
         {
             "backends": ["http://b"],
-            "listen": {"host": "::", "port": 1, "admin_host": "::", "admin_port": 2},
+            "listen": {"host": "::", "port": 1, "admin_host": "::1", "admin_port": 2, "admin_token": "t" * 16},
             "store": {"prefix": "p", "deadline": 0.1},
             "kv_events": {"enabled": True, "max_blocks": 1},
             "limits": {"body": 1, "max_connections": 7},

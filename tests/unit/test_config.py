@@ -20,6 +20,13 @@ LIST_THEM = "no backends: list the URLs of your vLLM servers, as in 'backends: [
 
 BAD: dict[str, list[str]] = {
     "a-list": ["{file}: expected keys such as 'backends:' at the top"],
+    "admin-token-too-short": [
+        "{file}:3: listen.admin_token: too short to be a token; give at least 16 characters, as of `openssl rand -hex 16`"
+    ],
+    "admin-without-token": [
+        "{file}:2: listen: others can reach the admin port at 10.0.0.1, so it needs a token: set listen.admin_token"
+        " (WARMROUTE_LISTEN__ADMIN_TOKEN), or let it listen on 127.0.0.1"
+    ],
     "backend-is-a-number": ["{file}:3: backends.1: expected keys below it, such as 'key: value'"],
     "backend-without-url": ["{file}:3: backends.1.url: is missing"],
     "backends-empty": [f"{{file}}:1: {LIST_THEM}"],

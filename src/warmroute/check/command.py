@@ -63,6 +63,9 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 )
 @click.option("--max-time", default="10m", show_default=True, callback=_seconds, metavar="TIME", help="Time at most.")
 @click.option("--admin", help="Admin address of the router at URL.  [default: port 8081 of its host]")
+@click.option(
+    "--token", envvar="WARMROUTE_ADMIN_TOKEN", metavar="TOKEN", help="Its token; better in WARMROUTE_ADMIN_TOKEN."
+)
 @click.option("--model", help="Which model to ask.  [default: the first one listed]")
 @click.option("--api-key", envvar="VLLM_API_KEY", metavar="KEY", help="The servers' key; better in VLLM_API_KEY.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON alone.")
@@ -76,6 +79,7 @@ def check_command(
     max_tokens: int,
     max_time: float,
     admin: str | None,
+    token: str | None,
     model: str | None,
     api_key: str | None,
     as_json: bool,
@@ -103,7 +107,9 @@ def check_command(
         return {"model": model, "key": api_key, "prompt_tokens": length, "bounds": bounds, "dice": dice}
 
     kind = _Kind(
-        lambda say: turns.run(url, admin=admin, model=model, say=say, key=api_key), turns.as_text, turns.as_dict
+        lambda say: turns.run(url, admin=admin, token=token, model=model, say=say, key=api_key),
+        turns.as_text,
+        turns.as_dict,
     )
     if evict:
         kind = _Kind(

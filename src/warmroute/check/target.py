@@ -36,13 +36,21 @@ def new_client() -> httpx.AsyncClient:
 
 
 class Target:
-    """One address. `key` is the servers' key: it is sent to this address and not to the router's admin listener."""
+    """One address. `key` is the servers' key and is sent to this address alone, `token` to the router's admin listener."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str, admin: str | None = None, key: str | None = None) -> None:
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        url: str,
+        admin: str | None = None,
+        key: str | None = None,
+        token: str | None = None,
+    ) -> None:
         self._http = http
         self.url = url.rstrip("/")
         self._admin = admin.rstrip("/") if admin else None
         self._auth = {"authorization": f"Bearer {key}"} if key else {}
+        self._admin_auth = {"authorization": f"Bearer {token}"} if token else {}
         self.router = False
 
     def __repr__(self) -> str:
@@ -64,10 +72,12 @@ class Target:
         """Raises CheckError."""
         admin = self._admin is not None and url.startswith(self._admin)
         try:
-            response = await self._http.get(url, headers={} if admin else self._auth)
+            response = await self._http.get(url, headers=self._admin_auth if admin else self._auth)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             hint = "give the router's admin address with --admin" if admin else "is a server running at this address?"
             raise CheckError(f"GET {url} failed: {error or type(error).__name__}; {hint}") from None
+        if admin and response.status_code == 401:
+            raise CheckError(f"{url} wants the router's admin token: give it in WARMROUTE_ADMIN_TOKEN")
         self._refuse(response)
         return response
 

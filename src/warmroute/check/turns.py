@@ -100,11 +100,17 @@ def _cold(turns: tuple[Turn, Turn], found: int, expected: int, router: bool, eng
 
 
 async def run(
-    url: str, *, admin: str | None, model: str | None, say: Callable[[str], None], key: str | None = None
+    url: str,
+    *,
+    admin: str | None,
+    model: str | None,
+    say: Callable[[str], None],
+    key: str | None = None,
+    token: str | None = None,
 ) -> Report:
     """Make the check. Raises CheckError where it cannot be made."""
     async with new_client() as http:
-        target = Target(http, url, admin, key)
+        target = Target(http, url, admin, key, token)
         await target.find_out()
         name = (await target.model(model)).name
         say(f"checking {target.url} ({'a warmroute router' if target.router else 'one server'}), model {name}")

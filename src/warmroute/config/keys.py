@@ -8,6 +8,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 _KEY = re.compile(r"[!-~]+")
+_LONG_ENOUGH = 16
+"""Characters of a token that nobody can try out."""
 _HASHED = "sha256:"
 _DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
@@ -42,7 +44,17 @@ def _digest(value: SecretStr) -> SecretStr:
     return value
 
 
+def _long(value: SecretStr) -> SecretStr:
+    if len(value.get_secret_value()) < _LONG_ENOUGH:
+        raise ValueError(
+            f"too short to be a token; give at least {_LONG_ENOUGH} characters, as of `openssl rand -hex 16`"
+        )
+    return value
+
+
 Key = Annotated[SecretStr, BeforeValidator(_secret), AfterValidator(_usable)]
 """A key that is sent: as it is, `env:NAME`, or `file:PATH`."""
 ClientKey = Annotated[Key, AfterValidator(_digest)]
 """A key that clients show; in its place there may be `sha256:` and its digest."""
+Token = Annotated[Key, AfterValidator(_long)]
+"""A key that guards a listener by itself."""

@@ -14,12 +14,19 @@ from .backends import BackendConfig
 from .schema import Config
 
 ENV_PREFIX = "WARMROUTE_"
-_NOT_KEYS = re.compile(r"ADMIN|SERVICE_(HOST|PORT(_\w+)?)|PORT(_\w+)?")
-"""Variables of that prefix which are no keys: the address that the commands ask, and what Kubernetes sets for a Service
-named warmroute."""
+_NOT_KEYS = re.compile(r"ADMIN(_TOKEN)?|SERVICE_(HOST|PORT(_\w+)?)|PORT(_\w+)?")
+"""Variables of that prefix which are no keys: the address that the commands ask, the token that they show, and what Kubernetes
+sets for a Service named warmroute."""
 
 _TEXTS = frozenset(
-    {("backends",), ("store", "redis"), ("store", "secret"), ("store", "secret_file"), ("store", "prefix")}
+    {
+        ("backends",),
+        ("listen", "admin_token"),
+        ("store", "redis"),
+        ("store", "secret"),
+        ("store", "secret_file"),
+        ("store", "prefix"),
+    }
 )
 """Values that are taken as they are, whatever YAML would make of them; secrets among them are never shown."""
 

@@ -12,7 +12,7 @@ _KEYS = {
     "truth": ("max_conversations",),
 }
 """Keys of other sections: what is remembered has its size, and client connections have their limits, from the start on."""
-_FREE = {"limits": ("body",), "listen": ("keys",)}
+_FREE = {"limits": ("body",), "listen": ("keys", "admin_token", "admin_open_metrics")}
 """Keys of those sections that may change all the same."""
 
 

@@ -11,19 +11,36 @@ from ..core.model import BackendSpec
 from ..core.store_url import read_store_url, without_passwords
 from .backends import BackendConfig
 from .forward import ForwardConfig
-from .keys import ClientKey, Key
-from .urls import traces_url
+from .keys import ClientKey, Key, Token
+from .urls import is_loopback, traces_url
 from .values import Bytes, Seconds, SecondsOrNone, Section
 
 
 class ListenConfig(Section):
-    """Where the router listens: the model API, for who shows one of the `keys`, and dashboard, metrics and control (admin)."""
+    """Where the router listens: the model API, for who shows one of the `keys`, and dashboard, metrics and control (admin),
+    for who shows the token."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     admin_host: str = "127.0.0.1"
     admin_port: Annotated[int, Field(ge=0, le=65535)] = 8081
     keys: tuple[ClientKey, ...] = ()
+    admin_token: Token | None = None
+    admin_open_metrics: bool = False
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if self.admin_token is None and not is_loopback(self.admin_host):
+            raise ValueError(
+                f"others can reach the admin port at {self.admin_host}, so it needs a token: set listen.admin_token"
+                " (WARMROUTE_LISTEN__ADMIN_TOKEN), or let it listen on 127.0.0.1"
+            )
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines can use the model API without a key."""
+        return not is_loopback(self.host) and not self.keys
 
 
 class AffinityConfig(Section):

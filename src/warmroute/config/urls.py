@@ -1,6 +1,15 @@
 """Which URLs of other services can be used, whole."""
 
+import ipaddress
 from urllib.parse import urlsplit
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what listens at this address can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def traces_url(text: str) -> str:

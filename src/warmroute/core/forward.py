@@ -21,7 +21,7 @@ SESSION = "x-session-id"
 """vLLM names it in its KV events, if the body has no `session_id`."""
 _STEERING = ("x-http-method", "x-http-method-override", "x-method-override", "x-original-url", "x-rewrite-url")
 """Some servers take another method or path from these than was decided on."""
-_OURS = ("x-warmroute-backend", "x-warmroute-decision", "x-warmroute-key")
+_OURS = ("x-warmroute-session", "x-warmroute-backend", "x-warmroute-decision", "x-warmroute-key")
 _PEOPLE = (
     # Chat frontends: Open WebUI, LibreChat's and LiteLLM's examples
     *(f"x-openwebui-user-{word}" for word in ("id", "name", "email", "role", "jwt", "groups")),

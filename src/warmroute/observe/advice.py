@@ -8,6 +8,10 @@ from .counters import RequestCounters
 from .hit_rates import windowed
 from .truth_advice import Advice
 
+OPEN = (
+    "everybody who can reach the model API can use it: set listen.keys, or let only a proxy that asks for keys reach it"
+)
+
 
 def advise(
     backends: Iterable[BackendState],

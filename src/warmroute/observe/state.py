@@ -15,7 +15,7 @@ from ..fleet.scraper import is_stale
 from ..pins.memory import Pin, PinTable
 from ..pins.store import Store
 from ..recognition.memory import Memory
-from .advice import advise
+from .advice import OPEN, advise
 from .counters import RequestCounters
 from .hit_rates import STEP, fleet_windowed, history, ratio, steps, windowed
 from .reloads import Reloads
@@ -30,7 +30,10 @@ _SEARCHED = 10_000
 
 @dataclass(slots=True)
 class StateView:
-    """Reads registry, pins and counters; every method returns plain JSON values. `secret` keys the digests shown."""
+    """Reads registry, pins and counters; every method returns plain JSON values. `secret` keys the digests shown.
+
+    `is_open`: other machines can use the model API without a key.
+    """
 
     registry: Registry
     pins: PinTable
@@ -45,6 +48,7 @@ class StateView:
     store: Store | None = None
     truth: TruthView | None = None
     residents: Residents | None = None
+    is_open: bool = False
 
     def state(self) -> Json:
         """Everything but the sessions: fleet, backends, advice, the last requests."""
@@ -116,6 +120,8 @@ class StateView:
     def _advice(self, backends: list[BackendState], now: float) -> list[Advice]:
         told = self.memory.guards.told.values()
         found = advise(backends, self.counters, told, self.reloads.error, self.store, now)
+        if self.is_open:
+            found.insert(0, Advice("bad", OPEN))
         if self.truth is not None:
             found += advise_of_truth(self.truth.ledger, self.registry.backends)
         return found

@@ -1,9 +1,9 @@
 """Routes of the admin listener: reading by GET, changing by POST only."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -21,27 +21,22 @@ from ..observe.state import StateView
 from ..proxy.data import health_answer
 from ..proxy.explain import Explainer
 from . import broadcast
-from .guard import refusal
+from .access import Access, App, Receive, Scope, Send
 from .live import Live
 
 STATIC = Path(__file__).parent / "static"
 
-_CSP = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
-
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-
 
 class AdminApp:
-    """The ASGI application of the admin port; `inner` may be replaced at any time, what runs ends where it began."""
+    """The ASGI application of the admin port; `access` and `inner` may be replaced at any time."""
 
-    def __init__(self, inner: App) -> None:
+    def __init__(self, access: Access, inner: App) -> None:
+        self.access = access
         self.inner = inner
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        await self.inner(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self.access(scope, receive, send, self.inner)
 
 
 class DrainWish(BaseModel):
@@ -74,7 +69,7 @@ def build(
 ) -> FastAPI:
     """The FastAPI application; holds no state of its own."""
     app = FastAPI(title="warmroute admin API", version=__version__, docs_url=None, redoc_url=None)
-    _harden(app)
+    _explain_errors(app)
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> FileResponse:
@@ -150,17 +145,7 @@ def _add_live(
         return StreamingResponse(live.stream(), media_type="text/event-stream")
 
 
-def _harden(app: FastAPI) -> None:
-    @app.middleware("http")
-    async def harden(request: Request, call_next):  # type: ignore[no-untyped-def]
-        headers, server = request.headers, request.scope.get("server") or ("", None)
-        refused = refusal(request.method, headers.getlist("host"), headers.get("origin"), str(server[0]))
-        response = JSONResponse({"detail": refused}, 403) if refused else await call_next(request)
-        response.headers["content-security-policy"] = _CSP
-        response.headers["x-content-type-options"] = "nosniff"
-        response.headers["cache-control"] = "no-cache"
-        return response
-
+def _explain_errors(app: FastAPI) -> None:
     @app.exception_handler(404)
     @app.exception_handler(405)
     async def explain(request: Request, error: HTTPException) -> JSONResponse:

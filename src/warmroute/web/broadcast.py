@@ -34,14 +34,15 @@ def add(app: FastAPI, registry: Registry, broadcaster: Broadcaster) -> None:
         if f"/{path}" not in PATHS:
             raise HTTPException(404, f"/{path} is not sent to all backends; these are: {', '.join(PATHS)}")
         chosen = _chosen(registry, backend)
-        sent_on = [(name, value) for name in _SENT_ON if (value := request.headers.get(name)) is not None]
+        sent_on = [(name, value) for shown, name in _SENT_ON if (value := request.headers.get(shown)) is not None]
         body = await _body(request)
         query = _query(request.scope["query_string"])
         return _answer(path, await broadcaster.tell(chosen, Order(f"/{path}", query, sent_on, body, deadline)))
 
 
-_SENT_ON = ("content-type", "authorization")
-"""Headers that are meant for the backends: vLLM wants JSON to be called so, and with --api-key a key."""
+_SENT_ON = (("content-type", "content-type"), ("x-backend-authorization", "authorization"))
+"""Headers that are meant for the backends, and their names there: vLLM wants JSON to be called so, and with --api-key a key.
+`authorization` itself is for the router."""
 
 
 def _chosen(registry: Registry, names: list[str] | None) -> list[BackendState]:

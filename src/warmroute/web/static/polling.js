@@ -7,6 +7,7 @@ class NoAnswer extends Error {}
 
 export async function getJson(path) {
   const response = await request(path);
+  if (response.status === 401) location.reload(); // the sign-in page comes instead
   if (!response.ok) throw new NoAnswer(`${path} answered HTTP ${response.status}.`);
   try {
     return await response.json();
