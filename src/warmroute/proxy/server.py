@@ -219,6 +219,10 @@ class DataProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._replaying:
             self._refusal = _fault_of(self.headers, self.parser.get_http_version())
+            if (
+                self._head_bytes > _HEAD_LIMIT and _size(self.url, self.headers) > _HEAD_LIMIT
+            ):  # it came whole in one read
+                self._refusal = errors.head_too_large(_HEAD_LIMIT)
             if self._refusal is not None:
                 raise _Refused
             super().on_headers_complete()
@@ -337,6 +341,10 @@ def _fault_of(headers: list[tuple[bytes, bytes]], version: str) -> RouterError |
         if coded != [b"chunked"] or version == "1.0":
             return errors.not_http()
     return None
+
+
+def _size(url: bytes, headers: Headers) -> int:
+    return len(url) + sum(len(name) + len(value) for name, value in headers)
 
 
 def _unacknowledged(transport: asyncio.Transport) -> int:
