@@ -141,7 +141,7 @@ class Scripted:
         return [seen for seen in self.requests if seen.line.startswith("POST")]
 
     async def start(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=2048)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -20,6 +20,7 @@ from ..core.routes import Protocol
 from . import errors
 from .deadlines import Door, Mark, Wait, Waiting
 from .errors import Code, RouterError
+from .heads import fault_of, size_of
 from .refusals import UNKNOWN, Refusals
 from .wire import Wire
 
@@ -29,7 +30,6 @@ request, of which several may wait on one connection."""
 
 _HEAD_LIMIT = 64 << 10
 """Bytes of a request's line and headers, and of what surrounds the parts of a chunked body."""
-_MOST_HEADERS = 100
 _PIPELINE_LIMIT = 16
 """Requests that may wait behind a running one on the same connection."""
 _REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64} ([!-~]+) HTTP/1\.[01]\r\n")
@@ -218,9 +218,9 @@ class DataProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if not self._replaying:
-            self._refusal = _fault_of(self.headers, self.parser.get_http_version())
+            self._refusal = fault_of(self.headers, self.parser.get_http_version())
             if (
-                self._head_bytes > _HEAD_LIMIT and _size(self.url, self.headers) > _HEAD_LIMIT
+                self._head_bytes > _HEAD_LIMIT and size_of(self.url, self.headers) > _HEAD_LIMIT
             ):  # it came whole in one read
                 self._refusal = errors.head_too_large(_HEAD_LIMIT)
             if self._refusal is not None:
@@ -324,27 +324,6 @@ class DataProtocol(HttpToolsProtocol):
         self._deaf = True
         self._door.linger(self._own_transport, self.loop)
         return True
-
-
-def _fault_of(headers: list[tuple[bytes, bytes]], version: str) -> RouterError | None:
-    """What is wrong with a head that the parser lets pass. Two servers that read a head in two ways can be played off
-    against each other, so what is doubtful is refused."""
-    names = [name for name, _ in headers]
-    if len(names) > _MOST_HEADERS:
-        return errors.too_many_headers(_MOST_HEADERS)
-    if names.count(b"host") != 1 and (version != "1.0" or b"host" in names):
-        return errors.not_one_host()
-    if version not in ("1.1", "1.0"):
-        return errors.not_http()
-    if b"transfer-encoding" in names:
-        coded = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-        if coded != [b"chunked"] or version == "1.0":
-            return errors.not_http()
-    return None
-
-
-def _size(url: bytes, headers: Headers) -> int:
-    return len(url) + sum(len(name) + len(value) for name, value in headers)
 
 
 def _unacknowledged(transport: asyncio.Transport) -> int:
