@@ -7,6 +7,8 @@ from prometheus_client.core import Metric
 from warmroute.core.health import Thresholds
 from warmroute.core.model import BackendSpec
 from warmroute.core.split import Outcome
+from warmroute.discovery.members import Members
+from warmroute.discovery.source import Source
 from warmroute.fleet.registry import Registry
 from warmroute.fleet.residents import Residents
 from warmroute.observe.counters import RequestCounters
@@ -43,8 +45,19 @@ def families() -> list[Metric]:
     ledger.tally.tokens["a", Outcome.NEW] = 1
     residents = Residents(b"k" * 32, 1)
     residents.open("a", "0")
+    members = Members()
+    members.sources.append(Source("file", _clock, lambda: None))
     collector = RouterCollector(
-        RequestCounters(), registry, pins, _clock, 60.0, memory, shared=shared, ledger=ledger, residents=residents
+        RequestCounters(),
+        registry,
+        pins,
+        _clock,
+        60.0,
+        memory,
+        shared=shared,
+        ledger=ledger,
+        residents=residents,
+        members=members,
     )
     return list(collector.collect())
 

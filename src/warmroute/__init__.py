@@ -3,8 +3,8 @@
 A map of the package, in the order in which a request meets it:
 
     cli, config, app    flags and one YAML file -> a validated Config -> a running Router (settings and assembly construct; app
-                        runs and reloads; housekeeping: loops beside it; process: signals and memory; notify: systemd;
-                        listeners: sockets)
+                        runs and reloads; membership: backends come and go; housekeeping: loops beside; process: signals and
+                        memory; notify: systemd; listeners: sockets)
     proxy/              the data path. data: which paths exist; handler: one request, hop by hop; request and client: its two
                         ends; placement: decide, reserve, lease; connection, pool: the backends' side;
                         handshake, tunnel: WebSockets; errors: our own answers
@@ -12,6 +12,7 @@ A map of the package, in the order in which a request meets it:
                         serves it), relay and sse (when has an answer begun), retry (may it be tried again), health, rates
     recognition/        identity that needs a memory: conversations known by content, ids that are none, who made a response
     fleet/              the backends now: registry owns their state; prober and scraper watch them
+    discovery/          which backends there should be: a watched file, DNS, Kubernetes, the hand of an operator
     pins/               session -> backend and engine
     truth/              what became of each prompt token: expected of the cache, against what the backends say they had
     observe/            one record a request -> counters, metrics, access log, state as JSON
@@ -21,9 +22,9 @@ A map of the package, in the order in which a request meets it:
     lint/               `warmroute lint FILE`: prompts that change, found in a log of requests
     demo                simulated servers, router and chat in one process
 
-Arrows point one way: core <- pins <- recognition <- fleet <- truth <- observe <- proxy <- web, sim <- listeners, notify
-<- settings <- assembly <- housekeeping <- app <- process, demo <- cli. core imports only itself and the pure standard
-library. State changes are synchronous and whole; async code only moves bytes.
+Arrows point one way: core <- pins <- recognition <- fleet <- discovery <- truth <- observe <- proxy <- web, sim <- listeners,
+notify <- settings <- assembly <- housekeeping, membership <- app <- process, demo <- cli. core imports only itself and the
+pure standard library. State changes are synchronous and whole; async code only moves bytes.
 """
 
 __version__ = "0.1.0"

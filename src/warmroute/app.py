@@ -16,12 +16,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from . import assembly, listeners, settings
 from .config import Config, ConfigError, needs_restart, read_secret, require_extras
 from .core.model import Failure, Phase
-from .core.ring import Ring
 from .fleet.broadcast import Broadcaster
 from .fleet.changes import Changes
-from .fleet.scraper import series_filter
 from .housekeeping import Housekeeping, keep
 from .listeners import StartError
+from .membership import Membership, Watching
 from .observe.record import RequestRecord
 from .observe.reloads import ReloadError
 from .observe.writer import BackgroundWriter
@@ -88,6 +87,7 @@ class Router:
             ("metrics reader", self._scraper.run),
             ("session expiry", self._housekeeping.run),
             ("reloads", self._reload_when_asked),
+            ("changes of backends", self._membership.run),
         ]
         if self._kv_events is not None:
             loops.append(("KV events", self._kv_events.run))
@@ -136,16 +136,21 @@ class Router:
             events=kept.events,
             clock=self._clock,
             silence=lambda: self.config.outlier.silence,
+            forget=kept.forget,
         )
         self._access_log = assembly.access_log(config, self._log_stream)
         if isinstance(self._log_stream, BackgroundWriter):
             writer = self._log_stream
             self.counters.log_lines_dropped = lambda: writer.dropped
+        watching = Watching(self._pools, self._prober, self._scraper, self._kv_events)
+        self._membership = Membership(kept, watching, lambda: self.config, self._reloading, lambda: self.stopping)
         self._hooks = assembly.Hooks(
             settle=self._settle,
             backend_failed=self._backend_failed,
             stopping=lambda: self.stopping,
             reload=self._reload_for_admin,
+            add_backend=self._membership.add,
+            remove_backend=self._membership.remove,
             broadcaster=Broadcaster(self._http, self._prober.read_models),
         )
         made = assembly.make(config, kept, self._pools, self._hooks)
@@ -232,8 +237,7 @@ class Router:
         async with self._reloading:
             self.on_reload(True)
             try:
-                config, ring = await self._read_again()
-                changes = self._put_in_force(config, ring)
+                changes = await self._put_in_force(await self._read_again())
             except ReloadError as error:
                 self._kept.reloads.failed(error)
                 self._kept.events.reload_failed(str(error))
@@ -243,34 +247,29 @@ class Router:
                 self.on_reload(False)
             self._kept.reloads.succeeded()
             self._kept.events.reloaded(changes)
-            told = ", ".join(f"{word} {' '.join(names)}" for word, names in changes._asdict().items() if names)
-            log.info("the configuration was reloaded: %s", told or "the same backends")
+            log.info("the configuration was reloaded: %s", changes.told() or "the same backends")
             return changes
 
-    async def _read_again(self) -> tuple[Config, Ring]:
-        """The configuration as it is now, and the ring over its backends. Raises ReloadError."""
+    async def _read_again(self) -> Config:
+        """The configuration as it is now. Raises ReloadError."""
         read = self._read
         if read is None:
             raise ReloadError("this router was not started from a configuration that can be read again", refused=True)
         if self.stopping:
             raise ReloadError("the router is stopping", refused=True)
-        weights = {b.name: b.weight for b in self.registry.backends.values()}
-
-        def work() -> tuple[Config, Ring | None]:
-            config = read()
-            wanted = {spec.name: spec.weight for spec in config.specs}
-            return config, Ring(wanted) if wanted != weights else None
-
         try:
-            config, ring = await asyncio.to_thread(work)
+            return await asyncio.to_thread(read)
         except ConfigError as error:
             raise ReloadError(str(error), refused=False) from None
+
+    async def _put_in_force(self, config: Config) -> Changes:
+        """All of a configuration in one step: whatever can fail is done before the first change. Raises ReloadError."""
+        members = self._kept.members
+        unlisted = {spec.name for spec in self.config.specs} - {spec.name for spec in config.specs}
+        planned = self._membership.plan(config, unlisted)
+        ring = await self._membership.ring(planned.specs)
         if self.stopping:
             raise ReloadError("the router is stopping", refused=True)
-        return config, ring or self.registry.fleet().ring
-
-    def _put_in_force(self, config: Config, ring: Ring) -> Changes:
-        """All of a configuration in one step: whatever can fail is done before the first change. Raises ReloadError."""
         keys = needs_restart(self.config, config)
         if keys:
             raise ReloadError(
@@ -278,20 +277,12 @@ class Router:
                 refused=True,
             )
         kept, before, clock = self._kept, self.config, self._clock
-        times = settings.connection_times(config)
-        pools = self._pools.planned(config.specs, times)
+        pools = self._membership.pools(config, planned)
         budget = kept.budget if config.retry == before.retry else settings.budget(config, clock)
         made = assembly.make(config, replace(kept, budget=budget), self._pools, self._hooks)
         kept.budget = budget
         self.config = config
-        limits, outliers = settings.thresholds(config), settings.outlier_limits(config)
-        changes = self.registry.reconfigure(config.specs, ring, limits, outliers, clock())
-        self._pools.follow(pools, times)
-        self._prober.follow(settings.probe_times(config))
-        self._scraper.follow(settings.scrape_times(config), series_filter(config.metrics.vllm_series))
-        if self._kv_events is not None:
-            self._kv_events.follow()
-        self.memory.guards.resize(len(config.specs))
+        changes = self._membership.enter(config, planned, ring, pools)
         kept.queue.configure(length=config.queue.length, timeout=config.queue.timeout)
         if config.log != before.log:
             if self._access_log is not None:
@@ -299,7 +290,7 @@ class Router:
             self._access_log = assembly.access_log(config, self._log_stream)
         self._take(made)
         kept.queue.wake_all()
-        return changes
+        return changes._replace(by_hand=tuple(members.by_hand), removed_by_hand=tuple(members.hidden.values()))
 
     async def _reload_for_admin(self) -> dict[str, object]:
         return {name: list(names) for name, names in (await self.reload())._asdict().items()}

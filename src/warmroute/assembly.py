@@ -17,6 +17,7 @@ from .core.identity import CONTENT, ladder
 from .core.model import Failure
 from .core.retry import Budget
 from .core.split import BLOCK
+from .discovery.members import Members
 from .fleet.broadcast import Broadcaster
 from .fleet.hearing import hear
 from .fleet.moves import move_cause
@@ -81,6 +82,13 @@ class Kept:
     spans: Spans | None
     ledger: Ledger
     events: Events
+    members: Members
+
+    def forget(self, backend: str) -> None:
+        """A backend is gone for good: what was counted of it goes too."""
+        self.counters.forget(backend)
+        self.ledger.tally.forget(backend)
+        self.ledger.warmth.pop(backend, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,8 @@ class Hooks:
     backend_failed: Callable[[str, Failure], None]
     stopping: Callable[[], bool]
     reload: Callable[[], Awaitable[dict[str, object]]]
+    add_backend: Callable[[dict[str, object]], Awaitable[dict[str, object]]]
+    remove_backend: Callable[[str, bool], Awaitable[dict[str, object]]]
     broadcaster: Broadcaster
 
 
@@ -143,6 +153,7 @@ def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
         residents=residents,
         spans=spans(config.tracing.endpoint, config.tracing.share),
         events=Events(partial(move_cause, registry), time.time),
+        members=Members(),
         queue=Queue(length=config.queue.length, timeout=config.queue.timeout),
     )
 
@@ -250,6 +261,8 @@ def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
             clock=kept.clock,
             drain_deadline=config.drain.deadline,
             reload=hooks.reload,
+            add_backend=hooks.add_backend,
+            remove_backend=hooks.remove_backend,
             broadcaster=hooks.broadcaster,
             events=kept.events,
         ),
@@ -306,6 +319,7 @@ def _state(config: Config, kept: Kept, hooks: Hooks) -> StateView:
         store=kept.shared.store if kept.shared else None,
         residents=kept.residents,
         is_open=config.listen.is_open,
+        members=kept.members,
         truth=TruthView(kept.ledger, kept.registry, kept.clock, kept.secret) if config.truth.enabled else None,
     )
 
@@ -324,6 +338,7 @@ def _metrics(config: Config, kept: Kept) -> MetricsPage:
         Work(tasks=lambda: len(asyncio.all_tasks()), waiting=lambda: kept.queue.waiting),
         kept.ledger if config.truth.enabled else None,
         kept.residents,
+        kept.members,
     )
     return MetricsPage(collector, kept.registry, kept.clock, stale_after)
 

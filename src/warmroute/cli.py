@@ -196,6 +196,25 @@ def undrain_command(name: str, admin: control.Admin, as_json: bool) -> None:
     _show(lambda: control.drain(admin, name, False), _drained, as_json)
 
 
+@main.command("add")
+@click.argument("url")
+@click.option("--name", help="How logs, metrics and the ring know it.  [default: host:port]")
+@click.option("--weight", type=click.FloatRange(0.1, 10), help="Its share of new conversations.  [default: 1]")
+@control.admin_options
+def add_command(url: str, name: str | None, weight: float | None, admin: control.Admin, as_json: bool) -> None:
+    """Let a running router use one backend more, until it is removed or the router ends. No conversation moves to it."""
+    _show(lambda: control.add(admin, url, name, weight), control.added_text, as_json)
+
+
+@main.command("remove")
+@click.argument("name")
+@click.option("--now", is_flag=True, help="Do not drain it: its conversations move at their next turn.")
+@control.admin_options
+def remove_command(name: str, now: bool, admin: control.Admin, as_json: bool) -> None:
+    """Drain a backend of a running router, then forget it, until it is added again or the router is started anew."""
+    _show(lambda: control.remove(admin, name, now), control.removed_text, as_json)
+
+
 @main.command("reload")
 @control.admin_options
 def reload_command(admin: control.Admin, as_json: bool) -> None:

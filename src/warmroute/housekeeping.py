@@ -26,7 +26,10 @@ async def keep(name: str, run: Callable[[], Awaitable[None]], failed: Callable[[
 
 
 class Housekeeping:
-    """Once a second: sessions expire, backends that are silent rest, drains end. `silence` gives a time in seconds."""
+    """Once a second: sessions expire, backends that are silent rest, drains end.
+
+    `silence` gives a time in seconds; `forget` is told who is gone for good.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Housekeeping:
         events: Events,
         clock: Callable[[], float],
         silence: Callable[[], float],
+        forget: Callable[[str], None],
     ) -> None:
         self._pins = pins
         self._registry = registry
@@ -46,6 +50,7 @@ class Housekeeping:
         self._events = events
         self._clock = clock
         self._silence = silence
+        self._forget = forget
 
     def __repr__(self) -> str:
         return f"<Housekeeping of {self._registry!r}>"
@@ -62,7 +67,8 @@ class Housekeeping:
         for name in self._registry.sweep(self._pools.was_heard, now, silence):
             log.warning("backend %s rests: %s", name, self._registry.backends[name].reason)
             self._pools[name].stop_exchanges(silent(name, silence))
-        self._pools.sweep(silence)
+        for name in self._pools.sweep(silence):
+            self._forget(name)
         over = self._registry.end_drains(now)
         for name in over:
             left = self._pins.sessions(name)

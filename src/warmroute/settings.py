@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 
-from .config import Config
+from pydantic import ValidationError
+
+from .config import BackendConfig, Config
 from .core import forward as headers
 from .core.health import Thresholds
+from .core.model import BackendSpec
 from .core.outlier import OutlierLimits
 from .core.policy import Bounds
 from .core.questions import Asks
@@ -13,6 +16,21 @@ from .fleet.prober import ProbeTimes
 from .fleet.scraper import ScrapeTimes
 from .proxy.owned import Forward, Owned
 from .proxy.pools import ConnectionTimes
+
+
+def backend(entry: object) -> BackendSpec:
+    """One backend as a list of them names it: a URL, or a mapping. Raises ValueError with one line that says what is wrong."""
+    try:
+        return BackendConfig.model_validate(entry).spec()
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(map(str, fault["loc"]))
+        if fault["type"] == "extra_forbidden":
+            text = f"unknown key {key!r}; known here are {', '.join(BackendConfig.model_fields)}"
+        else:
+            told = fault["msg"].removeprefix("Value error, ")
+            text = f"{key}: {told}" if key else told
+        raise ValueError(text) from None
 
 
 def thresholds(config: Config) -> Thresholds:

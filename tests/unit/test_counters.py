@@ -109,3 +109,13 @@ def test_two_histograms_share_nothing() -> None:
     one, other = Histogram(), Histogram()
     one.observe(1.0)
     assert other.counts == [0] * (len(DURATION_BUCKETS) + 1)
+
+
+def test_a_backend_that_is_gone_leaves_no_series_but_stays_in_the_total() -> None:
+    counters = counted(record(backend="a"), record(backend="a", status=500), record(backend="b"))
+    counters.forget("a")
+    assert {backend for backend, _, _ in counters.requests} == {"b"}
+    assert set(counters.duration) == {"b"}
+    assert counters.total == 3
+    counters.forget("a")
+    assert counters.total == 3

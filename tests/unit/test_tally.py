@@ -45,3 +45,15 @@ def test_settled_tokens_never_fall_and_add_up_in_the_end(steps: list[int | float
         before = now
     tally.reloaded("a", read)
     assert tally.settled("a").total() == sum(step + 10 for step in steps if isinstance(step, int))
+
+
+def test_the_tokens_of_a_backend_that_is_gone_remain_the_fleets() -> None:
+    tally = Tally()
+    tally.reloaded("a", 0.0)
+    tally.add(turn(1.0, 64), {Outcome.NEW: "why"})
+    tally.forget("a")
+    assert (tally.totals("a"), tally.settled("a"), dict(tally.tokens), dict(tally.missed)) == ({}, {}, {}, {})
+    assert tally.totals() == {Outcome.REUSED: 64, Outcome.NEW: 10}
+    tally.add(turn(2.0, 1), {})
+    assert tally.totals() == {Outcome.REUSED: 65, Outcome.NEW: 20}
+    assert tally.totals("a") == {Outcome.REUSED: 1, Outcome.NEW: 10}

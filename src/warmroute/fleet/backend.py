@@ -34,7 +34,8 @@ class BackendState:
     """How one backend is doing. Decisions read it as a `core.model.Candidate`.
 
     `unproven`: it has come to backends that work, so it is not used before its first check. `models_read` numbers the read
-    that its models are from. `processes` counts its restarts: each one begins with an empty cache.
+    that its models are from. `processes` counts its restarts: each one begins with an empty cache. `stayed` is set while it is
+    not wanted any more and only emptied: to how it was drained before.
     """
 
     spec: BackendSpec
@@ -44,6 +45,7 @@ class BackendState:
     outlier: Outlier = field(default_factory=Outlier)
     heard_at: float = 0.0
     drain: Drain = field(default_factory=Drain)
+    stayed: Drain | None = None
     unproven: bool = False
     models: frozenset[str] | None = None
     models_error: str | None = None
@@ -82,6 +84,8 @@ class BackendState:
     @property
     def reason(self) -> str:
         """Why it is not in use, for people; empty if it is."""
+        if self.going and self.health.usable:
+            return "it is no longer wanted, and goes when it is empty"
         over = "its drain is over; undrain it to use it again" if self.drain.over else ""
         stalled = (
             "its engine makes no steps while requests wait; new sessions go elsewhere" if self.progress.stalled else ""
@@ -91,6 +95,16 @@ class BackendState:
     @property
     def draining(self) -> bool:
         return self.drain.until is not None
+
+    @property
+    def going(self) -> bool:
+        """Whether it is to be removed once it is empty, or its drain is over."""
+        return self.stayed is not None
+
+    @property
+    def emptied(self) -> bool:
+        """Whether nothing is lost when it is removed: no session can be served there any more, or none is left."""
+        return self.drain.over or (self.in_flight == 0 and (self.sessions == 0 or not self.health.usable))
 
     @property
     def leaving(self) -> bool:

@@ -1,9 +1,10 @@
 """The one owner of live backend state: synchronous methods, so each change is whole; no awaits, no HTTP."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from types import TracebackType
 
+from ..core.drain import Drain
 from ..core.health import Thresholds
 from ..core.model import BackendSpec, Decision, Failure, Phase
 from ..core.outlier import Outlier, OutlierLimits, Rest
@@ -208,6 +209,24 @@ class Registry:
         else:
             state.drain.end()
 
+    def let_go(self, names: Collection[str], until: float) -> tuple[str, ...]:
+        """Empty these backends, until the time `until` at most, and use those again that were emptied for this and are not
+        among them: as they were used before. Returns the names of those whose emptying begins.
+        """
+        begun = []
+        for name, state in self.backends.items():
+            if name in names and state.stayed is None:
+                state.stayed, state.drain = state.drain, Drain()
+                state.drain.begin(until if state.stayed.until is None else min(until, state.stayed.until))
+                begun.append(name)
+            elif name not in names and state.stayed is not None:
+                state.drain, state.stayed = state.stayed, None
+        return tuple(begun)
+
+    def gone(self) -> list[str]:
+        """Those that are to be removed and of which nothing is lost any more."""
+        return [name for name, state in self.backends.items() if state.going and state.emptied]
+
     def end_drains(self, now: float) -> list[str]:
         """Let time pass; returns the names of the backends whose deadline has just passed."""
         over = [state for state in self.backends.values() if state.drain.tick(now)]
@@ -221,6 +240,8 @@ class Registry:
 
     def unavailable(self) -> list[str]:
         """One sentence for each backend that is not known to be up and in rotation."""
+        if not self.backends:
+            return ["there are no backends: none is configured, and discovery names none"]
         return [
             f"{b.name} is {b.state}" + (f" ({b.reason})" if b.reason else "")
             for b in self.backends.values()

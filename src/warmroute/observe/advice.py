@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from ..discovery.members import Members
 from ..fleet.registry import BackendState
 from ..pins.store import Store
 from .counters import RequestCounters
@@ -19,12 +20,14 @@ def advise(
     guards: Iterable[str],
     reload_error: str | None,
     store: Store | None,
+    members: Members | None,
     now: float,
 ) -> list[Advice]:
     """What is broken, or hides what there is to see; `guards` are the sentences of the guards of the key sources."""
     backends = list(backends)
     sentences = (
         *_of_router(store, reload_error),
+        *(_of_discovery(members) if members is not None else ()),
         *guards,
         *_of_keys(counters),
         *_of_counters(backends, now),
@@ -38,6 +41,13 @@ def _of_router(store: Store | None, reload_error: str | None) -> Iterable[str]:
         yield f"the shared store is not in use ({store.reason}): see that the router can reach it"
     if reload_error:
         yield f"the configuration of before is in force, since the new one cannot be: {reload_error}"
+
+
+def _of_discovery(members: Members) -> Iterable[str]:
+    for source in members.sources:
+        if source.error:
+            yield f"discovery.{source.name} does not work, and its backends of before are in use: {source.error}"
+    yield from members.wanted.refused
 
 
 def _of_keys(counters: RequestCounters) -> Iterable[str]:

@@ -57,6 +57,7 @@ class RequestCounters:
     internal_errors: Counter[str] = field(default_factory=Counter)
     duration: dict[str, Histogram] = field(default_factory=dict)
     first_byte: dict[str, Histogram] = field(default_factory=dict)
+    of_gone: int = 0
     recent: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def add(self, record: RequestRecord) -> None:
@@ -84,6 +85,14 @@ class RequestCounters:
             self.first_byte[backend].observe(record.first_byte_s)
         self.recent.appendleft(record)
 
+    def forget(self, backend: str) -> None:
+        """A backend is gone for good, and its series with it: where servers come and go they would never cease to grow."""
+        for labels in [labels for labels in self.requests if labels[0] == backend]:
+            self.of_gone += self.requests.pop(labels)
+        self.duration.pop(backend, None)
+        self.first_byte.pop(backend, None)
+
     @property
     def total(self) -> int:
-        return sum(self.requests.values())
+        """Requests finished since the start, at backends that are gone too."""
+        return sum(self.requests.values()) + self.of_gone

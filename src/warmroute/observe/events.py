@@ -27,6 +27,7 @@ class Kind(StrEnum):
     FAILURE = "failure"  # requests failed at `backend`; `to` served them, or nobody did
     RESUMED = "resumed"  # an answer broke off at `backend` and was gone on with at `to`
     BROKEN = "broken"  # an answer broke off at `backend`, and its client was told
+    BACKENDS = "backends"  # others were added or removed, by discovery or by hand
     RELOAD = "reload"
     RELOAD_FAILED = "reload_failed"
 
@@ -100,10 +101,17 @@ class Events:
 
     def reloaded(self, changes: Changes) -> None:
         """Take what a new configuration did to the backends; those that are gone are forgotten."""
+        self._forget(changes)
+        self._add(Kind.RELOAD, why=changes.told())
+
+    def backends_changed(self, changes: Changes) -> None:
+        """Take what discovery or an operator did to the backends."""
+        self._forget(changes)
+        self._add(Kind.BACKENDS, why=changes.told())
+
+    def _forget(self, changes: Changes) -> None:
         for name in (*changes.removed, *changes.replaced):
             self._states.pop(name, None)
-        told = [f"{word}: {', '.join(names)}" for word, names in changes._asdict().items() if names]
-        self._add(Kind.RELOAD, why="; ".join(told))
 
     def reload_failed(self, why: str) -> None:
         """Take why the configuration of before stays in force."""
@@ -115,7 +123,8 @@ class Events:
         for event in islice(reversed(self._kept), _LOOKED_AT):
             if now - event.last > TOGETHER:
                 break
-            alike = (event.kind, event.backend, event.to) == (kind, backend, to) and kind is not Kind.STATE
+            alike = (event.kind, event.backend, event.to) == (kind, backend, to)
+            alike = alike and kind not in (Kind.STATE, Kind.BACKENDS)
             if alike and (event.why == why or kind is not Kind.MOVE):
                 event.last, event.why = now, why
                 event.count += 1

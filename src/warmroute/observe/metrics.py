@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from .. import __version__
 from ..core import exposition
 from ..core.resume import Why
+from ..discovery.members import Members
 from ..fleet.registry import BackendState, Registry
 from ..fleet.residents import Residents
 from ..fleet.scraper import is_stale
@@ -19,6 +20,7 @@ from ..recognition.memory import Memory
 from ..recognition.sharing import SharedMemory
 from ..truth.ledger import Ledger
 from .counters import Histogram, RequestCounters
+from .discovery_metrics import discovery
 from .hit_rates import Tier, fleet_windowed, ratio, tier_of, windowed
 from .kv_metrics import kv_events
 from .reloads import Reloads
@@ -52,7 +54,9 @@ class RouterCollector(Collector):
         work: Work | None = None,
         ledger: Ledger | None = None,
         residents: Residents | None = None,
+        members: Members | None = None,
     ) -> None:
+        self._members = members
         self._ledger = ledger
         self._residents = residents
         self._counters = counters
@@ -81,6 +85,8 @@ class RouterCollector(Collector):
         yield from self._scrapes(backends, now)
         yield from _recognition(self._memory)
         yield from _config(self._reloads)
+        if self._members is not None:
+            yield from discovery(self._members)
         if self._ledger is not None:
             yield from truth(self._ledger)
         if self._residents is not None:

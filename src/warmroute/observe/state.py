@@ -9,6 +9,7 @@ from math import inf
 from .. import __version__
 from ..core.identity import digest
 from ..core.rates import Hits
+from ..discovery.members import Members
 from ..fleet.registry import BackendState, EngineState, Registry
 from ..fleet.residents import Residents, Sync
 from ..fleet.scraper import is_stale
@@ -17,6 +18,7 @@ from ..pins.store import Store
 from ..recognition.memory import Memory
 from .advice import OPEN, advise
 from .counters import RequestCounters
+from .discovery import discovery
 from .hit_rates import STEP, fleet_windowed, history, ratio, steps, windowed
 from .reloads import Reloads
 from .truth_advice import Advice, advise_of_truth
@@ -49,6 +51,7 @@ class StateView:
     truth: TruthView | None = None
     residents: Residents | None = None
     is_open: bool = False
+    members: Members | None = None
 
     def state(self) -> Json:
         """Everything but the sessions: fleet, backends, advice, the last requests."""
@@ -64,6 +67,7 @@ class StateView:
             "fleet": self._fleet(backends, now),
             "store": {"up": self.store.up, "reason": self.store.reason} if self.store else None,
             "reload": {"ok": not self.reloads.error, "error": self.reloads.error, **self.reloads.results},
+            "discovery": discovery(self.members, now) if self.members is not None else None,
             "advice": [advice.as_dict() for advice in self._advice(backends, now)],
             "truth": self.truth.summary(wall) if self.truth is not None else None,
             "backends": [self._backend(b, now, wall) for b in backends],
@@ -119,7 +123,7 @@ class StateView:
 
     def _advice(self, backends: list[BackendState], now: float) -> list[Advice]:
         told = self.memory.guards.told.values()
-        found = advise(backends, self.counters, told, self.reloads.error, self.store, now)
+        found = advise(backends, self.counters, told, self.reloads.error, self.store, self.members, now)
         if self.is_open:
             found.insert(0, Advice("bad", OPEN))
         if self.truth is not None:
@@ -156,6 +160,7 @@ class StateView:
             "since": round(wall - (now - backend.since), 1),
             "models": sorted(backend.models or ()),
             "weight": backend.weight,
+            "sources": list(self.members.wanted.sources.get(backend.name, ())) if self.members is not None else [],
             "sessions": backend.sessions,
             "in_flight": backend.in_flight,
             "requests": backend.requests,

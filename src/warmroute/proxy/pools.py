@@ -54,9 +54,12 @@ class Pools(dict[str, Pool]):
             pool.configure(connect_timeout=times.connect, keepalive_expiry=times.idle)
         self.update(planned)
 
-    def sweep(self, silence: float) -> None:
-        """Forget removed backends to which nothing is open any more; end what they leave waiting for `silence` seconds."""
-        now = self._clock()
+    def sweep(self, silence: float) -> list[str]:
+        """Forget removed backends to which nothing is open any more; end what they leave waiting for `silence` seconds.
+
+        Returns the names of which nothing is left at all.
+        """
+        now, forgotten = self._clock(), []
         for pool, (since, heard) in list(self._gone.items()):
             if pool.was_heard():
                 self._gone[pool] = (since, now)
@@ -66,6 +69,8 @@ class Pools(dict[str, Pool]):
                 del self._gone[pool]
                 if self.get(pool.spec.name) is pool:
                     del self[pool.spec.name]
+                    forgotten.append(pool.spec.name)
+        return forgotten
 
     def was_heard(self, name: str) -> bool:
         """Whether a backend has sent anything since this was last asked."""

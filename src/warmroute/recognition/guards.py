@@ -33,7 +33,7 @@ class Guards:
     ) -> None:
         self._clock = clock
         self._threads = threads
-        self._share = _OF_A_BACKEND / backends
+        self._share = _OF_A_BACKEND / max(1, backends)
         self._expiry = expiry
         self._shared: Recent[bool] = Recent(clock, expiry=_SHARED_FOR, limit=limit)
         self._adopted: Counter[str] = Counter()
@@ -46,7 +46,7 @@ class Guards:
 
     def resize(self, backends: int) -> None:
         """There are so many backends from now on."""
-        self._share = _OF_A_BACKEND / backends
+        self._share = _OF_A_BACKEND / max(1, backends)
 
     def unusable(self, session: Session) -> str | None:
         """Why an id is not used, in one word of a closed set; None if it is."""

@@ -31,6 +31,7 @@ class Tally:
         self.missed: Counter[tuple[str, Outcome, str]] = Counter()
         self.steps: deque[tuple[int, Counter[Outcome]]] = deque(maxlen=_STEPS)
         self._reloads: dict[str, _Reloads] = {}
+        self._of_gone: Counter[Outcome] = Counter()
 
     def __repr__(self) -> str:
         return f"<Tally {sum(self.tokens.values())} prompt tokens>"
@@ -72,7 +73,7 @@ class Tally:
 
     def totals(self, backend: str | None = None) -> Counter[Outcome]:
         """Tokens by outcome, of one backend or of all."""
-        found: Counter[Outcome] = Counter()
+        found = Counter(self._of_gone) if backend is None else Counter[Outcome]()
         for (name, outcome), tokens in self.tokens.items():
             if backend is None or name == backend:
                 found[outcome] += tokens
@@ -84,6 +85,15 @@ class Tally:
         if backend in self._reloads:
             found[Outcome.REUSED] -= sum(t.outcomes.get(Outcome.REUSED, 0) for t in self._reloads[backend].turns)
         return found
+
+    def forget(self, backend: str) -> None:
+        """A backend is gone for good: its tokens are those of the fleet alone from now on."""
+        self._of_gone += self.totals(backend)
+        for outcome in Outcome:
+            self.tokens.pop((backend, outcome), None)
+        for labels in [labels for labels in self.missed if labels[0] == backend]:
+            del self.missed[labels]
+        self._reloads.pop(backend, None)
 
     def _step(self, at: float) -> Counter[Outcome]:
         index = int(at // STEP)

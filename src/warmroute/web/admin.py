@@ -20,7 +20,7 @@ from ..observe.reloads import ReloadError
 from ..observe.state import StateView
 from ..proxy.data import health_answer
 from ..proxy.explain import Explainer
-from . import broadcast
+from . import broadcast, members
 from .access import Access, App, Receive, Scope, Send
 from .live import Live
 
@@ -64,6 +64,8 @@ def build(
     clock: Callable[[], float],
     drain_deadline: float,
     reload: Callable[[], Awaitable[dict[str, object]]],
+    add_backend: members.Add,
+    remove_backend: members.Remove,
     broadcaster: Broadcaster,
     events: Events,
 ) -> FastAPI:
@@ -90,6 +92,7 @@ def build(
 
     _add_drain(app, registry, clock, drain_deadline)
     _add_reload(app, reload)
+    members.add(app, add_backend, remove_backend)
     broadcast.add(app, registry, broadcaster)
     _add_health(app, registry, stopping)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
@@ -189,6 +192,8 @@ def _add_drain(app: FastAPI, registry: Registry, clock: Callable[[], float], dea
     async def undrain(name: str) -> dict[str, object]:
         """Give the backend new sessions again."""
         backend = known(name)
+        if backend.going:
+            raise HTTPException(409, f"{name} is being removed; POST its url to /api/backends to keep it")
         registry.drain(name, False)
         return told(backend)
 

@@ -26,6 +26,7 @@ const SENTENCES = {
   failure: (e) => [`${some(e.count, "request", "requests")} failed at `, at(e.backend), ...servedBy(e.to)],
   resumed: (e) => [`${some(e.count, "answer", "answers")} broke off at `, at(e.backend), " and went on at ", at(e.to)],
   broken: (e) => [`${some(e.count, "answer", "answers")} broke off at `, at(e.backend), ", and the client was told"],
+  backends: () => ["The backends have changed"],
   reload: () => ["The configuration was reloaded"],
   reload_failed: () => ["A reload failed: the configuration of before is in force"],
 };

@@ -1,0 +1,173 @@
+"""Backends that come and go while the router runs: from all that names them to one step in which they are in force."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from . import settings
+from .assembly import Kept
+from .config import Config
+from .core.model import BackendSpec
+from .core.ring import Ring
+from .core.wanted import Plan, plan
+from .fleet.changes import Changes
+from .fleet.prober import Prober
+from .fleet.scraper import Scraper, series_filter
+from .proxy.pool import Pool
+from .proxy.pools import Pools
+
+if TYPE_CHECKING:
+    from .fleet.kv_events import KvEvents
+
+log = logging.getLogger("warmroute.discovery")
+
+_LOOK_EVERY = 1.0
+"""Seconds between two looks whether a backend that is emptied is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """What follows the backends wherever they go."""
+
+    pools: Pools
+    prober: Prober
+    scraper: Scraper
+    kv_events: "KvEvents | None"
+
+
+class Membership:
+    """Puts in force whom the configuration, discovery and operators want. `config` gives what is in force now.
+
+    Whoever changes the backends holds `lock` from the plan to its step, so that nobody's plan is about others.
+    """
+
+    def __init__(
+        self,
+        kept: Kept,
+        watching: Watching,
+        config: Callable[[], Config],
+        lock: asyncio.Lock,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._kept = kept
+        self._watching = watching
+        self._config = config
+        self._lock = lock
+        self._stopping = stopping
+        self._told: frozenset[str] = frozenset()
+        self._cut: set[str] = set()
+        kept.members.wanted = self.plan(config()).wanted
+
+    def __repr__(self) -> str:
+        return f"<Membership {self._kept.members!r}>"
+
+    # The step
+
+    def plan(self, config: Config, cut: Collection[str] = ()) -> Plan:
+        """The backends that are to be there, with this configuration. Of those that are `cut` nothing is waited for."""
+        kept = self._kept
+        key = config.upstream.key.get_secret_value() if config.upstream.key is not None else None
+        return plan(
+            kept.members.name_all(config.specs, key),
+            [state.spec for state in kept.registry.backends.values()],
+            {*cut, *self._cut, *kept.registry.gone()},
+        )
+
+    async def ring(self, specs: Collection[BackendSpec]) -> Ring:
+        """The ring over these backends: the one in force if it is the same, else made in a thread."""
+        registry = self._kept.registry
+        weights = {spec.name: spec.weight for spec in specs}
+        if weights == {state.name: state.weight for state in registry.backends.values()}:
+            return registry.fleet().ring
+        return await asyncio.to_thread(Ring, weights)
+
+    def pools(self, config: Config, planned: Plan) -> dict[str, Pool]:
+        return self._watching.pools.planned(planned.specs, settings.connection_times(config))
+
+    def enter(self, config: Config, planned: Plan, ring: Ring, pools: dict[str, Pool]) -> Changes:
+        """Let these backends, and this configuration's way to look at them, be in force."""
+        kept, watching, now = self._kept, self._watching, self._kept.clock()
+        changes = kept.registry.reconfigure(
+            planned.specs, ring, settings.thresholds(config), settings.outlier_limits(config), now
+        )
+        leaving = kept.registry.let_go(planned.leaving, now + config.drain.deadline)
+        kept.members.wanted = planned.wanted
+        self._cut &= {spec.name for spec in planned.specs}  # cut since the plan was made
+        watching.pools.follow(pools, settings.connection_times(config))
+        watching.prober.follow(settings.probe_times(config))
+        watching.scraper.follow(settings.scrape_times(config), series_filter(config.metrics.vllm_series))
+        if watching.kv_events is not None:
+            watching.kv_events.follow()
+        kept.memory.guards.resize(len(planned.specs))
+        for sentence in planned.wanted.refused:
+            if sentence not in self._told:
+                log.warning("%s", sentence)
+        self._told = frozenset(planned.wanted.refused)
+        return changes._replace(leaving=leaving)
+
+    # Beside reloads
+
+    async def run(self) -> None:
+        """Follow for ever; ends by cancellation."""
+        members = self._kept.members
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_EVERY):
+                    await members.changed.wait()
+            except TimeoutError:
+                if not self._kept.registry.gone():
+                    continue
+            members.changed.clear()
+            await self.follow()
+
+    async def follow(self) -> None:
+        """Put in force what is wanted now, if it is anything else."""
+        async with self._lock:
+            config, registry = self._config(), self._kept.registry
+            planned = self.plan(config)
+            same = [state.spec for state in registry.backends.values()] == list(planned.specs)
+            going = {state.name for state in registry.backends.values() if state.going}
+            if self._stopping() or (same and going == planned.leaving):
+                self._kept.members.wanted = planned.wanted
+                return
+            ring = await self.ring(planned.specs)
+            changes = self.enter(config, planned, ring, self.pools(config, planned))
+            self._kept.queue.wake_all()
+        if changes.told():
+            log.info("the backends have changed: %s", changes.told())
+            self._kept.events.backends_changed(changes)
+
+    # By hand
+
+    async def add(self, entry: dict[str, object]) -> dict[str, object]:
+        """Want one backend more, as a list of backends would name it. Raises MemberError, and ValueError for what is none."""
+        going = [state.spec for state in self._kept.registry.backends.values() if state.going]
+        name = self._kept.members.add(settings.backend(entry), going, named=bool(entry.get("name")))
+        self._cut.discard(name)
+        log.info("backend %s was added by hand; it is gone after a restart", name)
+        await self.follow()
+        return self._told_of(name)
+
+    async def remove(self, name: str, now: bool) -> dict[str, object]:
+        """Let one go once it is empty, or at once if it should be `now`. Raises MemberError."""
+        registry = self._kept.registry
+        state = registry.backends.get(name)
+        if state is None or not state.going:
+            self._kept.members.remove(name)
+            log.info("backend %s was removed by hand", name)
+        if now:
+            self._cut.add(name)
+        await self.follow()
+        return self._told_of(name)
+
+    def _told_of(self, name: str) -> dict[str, object]:
+        state = self._kept.registry.backends.get(name)
+        return {
+            "backend": name,
+            "url": state.spec.url if state else None,
+            "state": state.state if state else "removed",
+            "sessions": state.sessions if state else self._kept.pins.sessions(name),
+            "sources": list(self._kept.members.wanted.sources.get(name, ())),
+        }

@@ -1,0 +1,280 @@
+"""Backends that come and go: no conversation moves for one that comes, and no request is lost to one that goes."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from warmroute.app import Router
+from warmroute.config import load
+
+from ..serving import COMMAND, serving, until_ready
+from .conftest import StartRouter, until
+from .scripted import RawClient, Scripted, Talk, token
+from .talking import stream, talking
+from .test_reload import homes, urls, write
+
+
+async def post(router: Router, path: str, **wish: object) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=router.admin_url) as http:
+        return await http.post(path, json=wish or None)
+
+
+async def add(router: Router, **wish: object) -> dict[str, Any]:
+    answered = await post(router, "/api/backends", **wish)
+    assert answered.status_code == 200, answered.text
+    found: dict[str, Any] = answered.json()
+    return found
+
+
+async def remove(router: Router, name: str, query: str = "") -> dict[str, Any]:
+    answered = await post(router, f"/api/backends/{name}/remove{query}")
+    assert answered.status_code == 200, answered.text
+    found: dict[str, Any] = answered.json()
+    return found
+
+
+async def state(router: Router) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=router.admin_url) as http:
+        found: dict[str, Any] = (await http.get("/api/state")).json()
+        return found
+
+
+async def metrics(router: Router, family: str) -> dict[str, float]:
+    async with httpx.AsyncClient(base_url=router.admin_url) as http:
+        lines = (await http.get("/metrics")).text.splitlines()
+    rows = [line.removeprefix(family).rpartition(" ") for line in lines if line.startswith(family + "{")]
+    return {labels: float(value) for labels, _, value in rows}
+
+
+def names(router: Router) -> set[str]:
+    return set(router.registry.backends)
+
+
+def ready(router: Router, *backends: Scripted) -> bool:
+    """Whether these are up and their models known."""
+    known = router.registry.backends
+    return all(b.name in known and known[b.name].health.up and known[b.name].models for b in backends)
+
+
+# By hand
+
+
+async def test_one_more_moves_no_session_and_takes_new_ones(
+    backends: list[Scripted], start_router: StartRouter
+) -> None:
+    a, b, c = backends
+    router = await start_router([a, b])
+    before = await homes(router, [f"s{i}" for i in range(12)])
+    told = await add(router, url=c.url, weight=2)
+    assert told == {"backend": c.name, "url": c.url, "state": "starting", "sessions": 0, "sources": ["hand"]}
+    await until(lambda: ready(router, c))
+    assert router.registry.backends[c.name].weight == 2
+    after = await homes(router, list(before))
+    assert after == {session: (home, "pin_hit") for session, (home, _) in before.items()}
+    assert c.name in {home for home, _ in (await homes(router, [f"n{i}" for i in range(6)])).values()}
+    found = await state(router)
+    assert {one["name"]: one["sources"] for one in found["backends"]} == {
+        a.name: ["config"],
+        b.name: ["config"],
+        c.name: ["hand"],
+    }
+    assert found["discovery"]["added_by_hand"] == [c.name]
+    assert await metrics(router, "warmroute_discovery_backends") == {'{source="config"}': 2.0, '{source="hand"}': 1.0}
+
+
+async def test_one_that_is_removed_is_drained_and_then_gone(router: Router, backends: list[Scripted]) -> None:
+    go_on = asyncio.Event()
+
+    async def long(talk: Talk) -> None:
+        talk.stream_head()
+        talk.event(token("begun"))
+        await talk.drain()
+        await go_on.wait()
+        talk.event(b"[DONE]")
+        talk.end()
+
+    home = (await homes(router, ["s"]))["s"][0]
+    leaves = next(b for b in backends if b.name == home)
+    assert (await remove(router, home))["state"] == "draining"
+    assert await homes(router, ["s"]) == {"s": (home, "pin_hit")}
+    fresh = await homes(router, [f"n{i}" for i in range(6)])
+    assert home not in {to for to, _ in fresh.values()}
+    one = next(b for b in (await state(router))["backends"] if b["name"] == home)
+    assert (one["state"], one["reason"]) == ("draining", "it is no longer wanted, and goes when it is empty")
+    refused = await post(router, f"/api/backends/{home}/undrain")
+    assert (refused.status_code, home in refused.json()["detail"]) == (409, True)
+    leaves.script = long
+    async with await RawClient.connect(router.data_url) as client:
+        client.post({"model": "m", "stream": True}, {"x-session-id": "s"})
+        assert (await client.head())[0] == 200
+        await client.chunk()
+        assert (await remove(router, home, "?now"))["state"] == "removed"
+        assert home not in names(router)
+        assert not await metrics(router, f'warmroute_backend_up{{backend="{home}"}}')
+        moved = (await homes(router, ["s"]))["s"]
+        assert (moved[0] != home, moved[1]) == (True, "pin_lost")
+        go_on.set()
+        body = b""
+        while part := await client.chunk():
+            body += part
+        assert body.endswith(b"[DONE]\n\n")
+
+
+async def test_one_that_is_empty_goes_by_itself(router: Router, backends: list[Scripted]) -> None:
+    empty = backends[0].name
+    assert (await remove(router, empty))["sessions"] == 0
+    await until(lambda: names(router) == {b.name for b in backends[1:]})
+    found = await state(router)
+    assert (found["discovery"]["removed_by_hand"], found["ready"]) == ([empty], True)
+    assert [e["why"] for e in reversed(router._kept.events.newest()) if e["kind"] == "backends"] == [
+        f"leaving: {empty}",
+        f"removed: {empty}",
+    ]
+
+
+async def test_the_deadline_of_drains_ends_the_waiting(backends: list[Scripted], start_router: StartRouter) -> None:
+    router = await start_router(backends, drain={"deadline": "1.2s"})
+    home = (await homes(router, ["s"]))["s"][0]
+    await remove(router, home)
+    assert await homes(router, ["s"]) == {"s": (home, "pin_hit")}
+    await until(lambda: home not in names(router))
+    assert (await homes(router, ["s"]))["s"][1] == "pin_lost"
+
+
+async def test_one_that_has_died_is_not_waited_for(router: Router, backends: list[Scripted]) -> None:
+    home = (await homes(router, ["s"]))["s"][0]
+    await remove(router, home)
+    await next(b for b in backends if b.name == home).stop()
+    await until(lambda: home not in names(router))
+    assert (await homes(router, ["s"]))["s"][1] == "pin_lost"
+
+
+async def test_one_that_comes_back_in_time_has_its_sessions_still(router: Router, backends: list[Scripted]) -> None:
+    home = (await homes(router, ["s"]))["s"][0]
+    url = next(b for b in backends if b.name == home).url
+    await remove(router, home)
+    told = await add(router, url=url)
+    assert (told["state"], told["sessions"], told["sources"]) == ("up", 1, ["config"])
+    assert await homes(router, ["s"]) == {"s": (home, "pin_hit")}
+    assert (await state(router))["discovery"]["removed_by_hand"] == []
+
+
+async def test_a_drain_of_an_operators_outlives_that_of_a_removal(router: Router, backends: list[Scripted]) -> None:
+    home = (await homes(router, ["s"]))["s"][0]
+    url = next(b for b in backends if b.name == home).url
+    await post(router, f"/api/backends/{home}/drain", deadline=500)
+    await remove(router, home)
+    left = router.registry.backends[home].drain.left(router._clock())
+    assert left is not None
+    assert left < 501
+    await add(router, url=url)
+    assert router.registry.backends[home].state == "draining"
+    await post(router, f"/api/backends/{home}/undrain")
+    assert router.registry.backends[home].state == "up"
+
+
+async def test_scaling_out_and_in_under_load_loses_no_request(
+    backends: list[Scripted], start_router: StartRouter
+) -> None:
+    for backend in backends:
+        backend.script = stream
+    a, b, c = backends
+    router = await start_router([a, b], drain={"deadline": "1.5s"})
+    async with talking(router.data_url, clients=24) as said:
+        at = dict(said.at)
+        await add(router, url=c.url)
+        await until(lambda: ready(router, c))
+        await said.again()
+        assert said.at == at
+        assert set(said.decisions) <= {"ring", "ring_spill", "pin_hit"}
+        await remove(router, a.name)
+        await until(lambda: a.name not in names(router))
+        await said.again()
+        await add(router, url=a.url)
+        await remove(router, c.name, "?now")
+        await said.again()
+        assert set(said.at.values()) == {a.name, b.name}
+    assert said.failures == []
+    assert set(said.decisions) <= {"ring", "ring_spill", "pin_hit", "pin_lost"}
+    assert router.counters.internal_errors == {}
+
+
+@pytest.mark.parametrize(
+    ("wish", "status", "told"),
+    [
+        ({"url": "ftp://x"}, 400, "is not the URL of a server"),
+        ({"url": "http://x:1", "weight": 50}, 400, "weight: Input should be less than or equal to 10"),
+        ({"url": "http://x:1", "name": "a\nb"}, 400, "is not a name"),
+        ({"url": "http://x:1", "key": "k"}, 422, "key: Extra inputs are not permitted"),
+        ({"name": "x"}, 422, "url: Field required"),
+        ({"url": "http://127.0.0.1:{port}"}, 409, "is there already"),
+        ({"url": "http://x:1", "name": "127.0.0.1:{port}"}, 409, "another backend is named"),
+    ],
+)
+async def test_what_cannot_be_added(
+    router: Router, backends: list[Scripted], wish: dict[str, object], status: int, told: str
+) -> None:
+    port = str(backends[0].port)
+    filled = {k: v.replace("{port}", port) if isinstance(v, str) else v for k, v in wish.items()}
+    answered = await post(router, "/api/backends", **filled)
+    assert (answered.status_code, told in answered.json()["detail"]) == (status, True), answered.text
+    assert names(router) == {b.name for b in backends}
+
+
+async def test_what_cannot_be_removed(router: Router, backends: list[Scripted]) -> None:
+    answered = await post(router, "/api/backends/nobody/remove")
+    assert (answered.status_code, "no backend is named 'nobody'" in answered.json()["detail"]) == (404, True)
+    for backend in backends[1:]:
+        await remove(router, backend.name, "?now")
+    answered = await post(router, f"/api/backends/{backends[0].name}/remove")
+    assert (answered.status_code, "is the last backend" in answered.json()["detail"]) == (409, True)
+    assert names(router) == {backends[0].name}
+
+
+async def test_a_reload_keeps_what_was_done_by_hand_and_says_so(
+    stack: AsyncExitStack, backends: list[Scripted], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b, c = backends
+    file = tmp_path / "router.yaml"
+    write(file, urls(a, b))
+    read = partial(load, file, environment={})
+    router = await stack.enter_async_context(Router(read(), read=read))
+    await add(router, url=c.url, name="more")
+    await remove(router, a.name, "?now")
+    write(file, urls(a, b), upstream={"key": "secret"})
+    with caplog.at_level(logging.INFO, "warmroute"):
+        told = {word: found for word, found in (await post(router, "/api/reload")).json().items() if found}
+    assert told == {"by_hand": ["more"], "removed_by_hand": [a.name]}
+    assert f"by hand: more; removed by hand: {a.name}" in caplog.text
+    assert names(router) == {b.name, "more"}
+    assert {backend.spec.key for backend in router.registry.backends.values()} == {"secret"}
+
+
+async def test_the_commands_add_and_remove(backends: list[Scripted]) -> None:
+    a, b, _ = backends
+
+    async def run(*words: str, code: int = 0) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        out = (await process.communicate())[0].decode()
+        assert process.returncode == code, out
+        return out
+
+    with serving(a.url) as router:
+        await until_ready(router.admin)
+        admin = ("--admin", router.admin)
+        told = await run("add", b.url, "--name", "b", "--weight", "0.5", *admin)
+        assert told == "b is starting, and used until it is removed or the router ends\n"
+        await until_ready(router.admin, up=2)
+        assert "is there already" in await run("add", b.url, *admin, code=1)
+        assert "being emptied, 0 sessions are left" in await run("remove", "b", *admin)
+        assert "no backend is named 'x'" in await run("remove", "x", *admin, code=1)
+        assert '"sources": [' in await run("add", b.url, "--json", *admin)
+        assert (await run("remove", b.name, "--now", *admin)) == f"{b.name} is gone, 0 sessions move\n"
