@@ -20,7 +20,7 @@ from .fleet.broadcast import Broadcaster
 from .fleet.changes import Changes
 from .housekeeping import Housekeeping, keep
 from .listeners import StartError
-from .membership import Membership, Watching
+from .membership import Membership, Watching, discover
 from .observe.record import RequestRecord
 from .observe.reloads import ReloadError
 from .observe.writer import BackgroundWriter
@@ -35,6 +35,8 @@ log = logging.getLogger("warmroute")
 
 _STORE_AT_START = 1.0
 """Seconds that a start waits for the shared store, so that sessions which live already are found from the first request."""
+_SOURCES_AT_START = 2.0
+"""Seconds that a start waits for those who name backends, so that the ring is whole from the first request."""
 _ENDED_AGAIN_AFTER = 0.1
 """Seconds after which what has begun since the end of the time for stopping is ended too, such as a request of the queue."""
 
@@ -88,6 +90,7 @@ class Router:
             ("session expiry", self._housekeeping.run),
             ("reloads", self._reload_when_asked),
             ("changes of backends", self._membership.run),
+            *discover(config, self._kept.members, self._clock),
         ]
         if self._kv_events is not None:
             loops.append(("KV events", self._kv_events.run))
@@ -97,6 +100,7 @@ class Router:
         self._tasks = [asyncio.ensure_future(keep(name, run, self._internal_error)) for name, run in loops]
         if shared is not None:
             await shared.store.tried(_STORE_AT_START)
+        await self._membership.start(_SOURCES_AT_START)
         self._door = Door(config.limits, self._clock, self.counters)
         self._servers = (
             listeners.server(

@@ -116,7 +116,8 @@ def config_group() -> None:
 def config_check(file: Path) -> None:
     """Check a file; exit code 2 and the faults with their lines if it cannot be used."""
     config = _config(file=file)
-    click.echo(f"{file}: good, {len(config.backends)} backends")
+    more = f", more by {' and '.join(config.discovery.sources)}" if config.discovery.sources else ""
+    click.echo(f"{file}: good, {len(config.backends)} backends{more}")
 
 
 @config_group.command("show")

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ from .config import Config
 from .core.model import BackendSpec
 from .core.ring import Ring
 from .core.wanted import Plan, plan
+from .discovery.file import FileWatch
+from .discovery.members import Members
+from .discovery.source import Source
 from .fleet.changes import Changes
 from .fleet.prober import Prober
 from .fleet.scraper import Scraper, series_filter
@@ -23,8 +27,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("warmroute.discovery")
 
+Loop = tuple[str, Callable[[], Awaitable[None]]]
+
 _LOOK_EVERY = 1.0
 """Seconds between two looks whether a backend that is emptied is empty."""
+
+
+def discover(config: Config, members: Members, clock: Callable[[], float]) -> list[Loop]:
+    """Give `members` the sources that this configuration wants; returns the loops that ask them, with a name for people."""
+    wanted = config.discovery
+
+    def source(name: str) -> Source:
+        found = Source(name, clock, members.changed.set)
+        members.sources.append(found)
+        return found
+
+    loops: list[Loop] = []
+    if wanted.file.path is not None:
+        watch = FileWatch(source("file"), wanted.file.path, wanted.file.interval, settings.backend)
+        loops.append(("watch over a file of backends", watch.run))
+    return loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +130,14 @@ class Membership:
         return changes._replace(leaving=leaving)
 
     # Beside reloads
+
+    async def start(self, within: float) -> None:
+        """Put in force what the sources name that answer within so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                for source in self._kept.members.sources:
+                    await source.asked.wait()
+        await self.follow()
 
     async def run(self) -> None:
         """Follow for ever; ends by cancellation."""

@@ -33,7 +33,8 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
         async with router:
             if end.done():
                 return
-            names = ", ".join(spec.name for spec in config.specs)
+            found = (f"discovery.{source}" for source in config.discovery.sources)
+            names = ", ".join([*(spec.name for spec in config.specs), *found])
             print(f"warmroute: {router.data_url} -> {names}", file=sys.stderr)
             print(f"warmroute: dashboard at {router.admin_url}/", file=sys.stderr, flush=True)
             if config.listen.is_open:

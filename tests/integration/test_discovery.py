@@ -1,6 +1,7 @@
 """Backends that come and go: no conversation moves for one that comes, and no request is lost to one that goes."""
 
 import asyncio
+import json
 import logging
 from contextlib import AsyncExitStack
 from functools import partial
@@ -11,10 +12,10 @@ import httpx
 import pytest
 
 from warmroute.app import Router
-from warmroute.config import load
+from warmroute.config import Config, load
 
 from ..serving import COMMAND, serving, until_ready
-from .conftest import StartRouter, until
+from .conftest import FAST, StartRouter, until
 from .scripted import RawClient, Scripted, Talk, token
 from .talking import stream, talking
 from .test_reload import homes, urls, write
@@ -278,3 +279,156 @@ async def test_the_commands_add_and_remove(backends: list[Scripted]) -> None:
         assert "no backend is named 'x'" in await run("remove", "x", *admin, code=1)
         assert '"sources": [' in await run("add", b.url, "--json", *admin)
         assert (await run("remove", b.name, "--now", *admin)) == f"{b.name} is gone, 0 sessions move\n"
+
+
+# A watched file
+
+
+def discovered(found: dict[str, Any], source: str) -> dict[str, Any]:
+    one: dict[str, Any] = next(s for s in found["discovery"]["sources"] if s["source"] == source)
+    return one
+
+
+def swap(file: Path, content: str) -> None:
+    """Another file of this name, whole at once, as deployments do it."""
+    other = file.with_suffix(".new")
+    other.write_text(content)
+    other.replace(file)
+
+
+async def with_file(stack: AsyncExitStack, file: Path, configured: list[str], **sections: Any) -> Router:
+    discovery = {"file": {"path": str(file), "interval": 0.1}}
+    config = Config.model_validate({**FAST, **sections, "discovery": discovery, "backends": configured})
+    return await stack.enter_async_context(Router(config))
+
+
+async def test_a_file_adds_removes_breaks_and_heals(
+    stack: AsyncExitStack, backends: list[Scripted], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b, c = backends
+    file = tmp_path / "backends.json"
+    file.write_text(json.dumps(urls(a)))
+    router = await with_file(stack, file, [])
+    assert names(router) == {a.name}  # from the first request on
+    await until(lambda: ready(router, a))
+    before = await homes(router, ["s"])
+    swap(
+        file,
+        json.dumps([{"targets": [x.name for x in (a, b)], "labels": {"job": "vllm"}}, {"url": c.url, "name": "c"}]),
+    )
+    await until(lambda: names(router) == {a.name, b.name, "c"} and ready(router, a, b))
+    assert await homes(router, ["s"]) == {"s": (before["s"][0], "pin_hit")}
+    assert (await state(router))["backends"][0]["sources"] == ["file"]
+
+    with file.open("w") as edited:  # in place, and not to its end
+        edited.write('["http://')
+    source = router._kept.members.sources[0]
+    await until(lambda: source.failures == 1)
+    checks = len(a.requests)
+    await until(lambda: len(a.requests) > checks + 6)
+    found = await state(router)
+    assert discovered(found, "file") | {"age_s": 0} == {
+        "source": "file",
+        "up": False,
+        "error": f"{file}: line 1: neither YAML nor JSON: found unexpected end of stream",
+        "failures": 1,
+        "backends": [a.url, b.url, c.url],
+        "age_s": 0,
+    }
+    assert caplog.text.count("neither YAML nor JSON") == 1
+    assert names(router) == {a.name, b.name, "c"}
+    assert any("discovery.file does not work" in advice["text"] for advice in found["advice"])
+    assert await metrics(router, "warmroute_discovery_up") == {'{source="file"}': 0.0}
+
+    swap(file, f"- {c.url}\n- {a.url}\n")
+    await until(lambda: names(router) == {a.name, c.name})
+    assert await metrics(router, "warmroute_discovery_up") == {'{source="file"}': 1.0}
+    assert await metrics(router, "warmroute_discovery_failures_total") == {'{source="file"}': 1.0}
+    assert await homes(router, ["s"]) == {"s": (a.name, "pin_hit")}
+    file.unlink()
+    await until(lambda: source.failures == 2)
+    assert "No such file" in source.error
+    assert names(router) == {a.name, c.name}
+
+
+async def test_a_file_may_say_that_there_is_none(
+    stack: AsyncExitStack, backends: list[Scripted], tmp_path: Path
+) -> None:
+    file = tmp_path / "backends.yaml"
+    router = await with_file(stack, file, [])
+    assert names(router) == set()
+    async with httpx.AsyncClient() as http:
+        answered = await http.post(f"{router.data_url}/v1/chat/completions", json={"model": "m", "messages": []})
+        unready = await http.get(f"{router.data_url}/readyz")
+    assert (answered.status_code, answered.json()["error"]["code"]) == (503, "no_backend_available")
+    assert "discovery names none" in answered.json()["error"]["message"]
+    assert (unready.status_code, "discovery names none" in unready.text) == (503, True)
+    file.write_text(f"[{backends[0].url}]")
+    await until(lambda: ready(router, backends[0]))
+    assert (await homes(router, ["s"]))["s"][0] == backends[0].name
+    file.write_text("[]")
+    await until(lambda: router.registry.backends[backends[0].name].state == "draining")
+    assert (await homes(router, ["s"]))["s"] == (backends[0].name, "pin_hit")  # its session stays
+    await remove_now(router, backends[0])
+
+
+async def remove_now(router: Router, backend: Scripted) -> None:
+    assert (await remove(router, backend.name, "?now"))["state"] == "removed"
+    assert backend.name not in names(router)
+
+
+async def test_what_two_sources_name_stays_as_long_as_one_does(
+    stack: AsyncExitStack, backends: list[Scripted], tmp_path: Path
+) -> None:
+    a, b, c = backends
+    file = tmp_path / "backends.yaml"
+    file.write_text(f"[{b.url}, {c.url}]")
+    router = await with_file(stack, file, urls(a, b))
+    await until(lambda: ready(router, a, b, c))
+    found = await state(router)
+    assert {one["name"]: one["sources"] for one in found["backends"]} == {
+        a.name: ["config"],
+        b.name: ["config", "file"],
+        c.name: ["file"],
+    }
+    before = await homes(router, [f"s{i}" for i in range(6)])
+    file.write_text("[]")
+    await until(lambda: router.registry.backends[c.name].state == "draining")
+    assert router.registry.backends[b.name].state == "up"
+    await add(router, url=c.url)
+    assert await homes(router, list(before)) == {s: (home, "pin_hit") for s, (home, _) in before.items()}
+
+
+async def test_a_name_that_moves_to_another_address_keeps_its_conversations(
+    stack: AsyncExitStack, backends: list[Scripted], tmp_path: Path
+) -> None:
+    a, b, _ = backends
+    file = tmp_path / "backends.yaml"
+    file.write_text(f"[{{url: '{a.url}', name: one}}]")
+    router = await with_file(stack, file, [])
+    await homes(router, ["s"])
+    file.write_text(f"[{{url: '{b.url}', name: one}}]")
+    await until(lambda: router.registry.backends["one"].spec.url == b.url)
+    assert await homes(router, ["s"]) == {"s": ("one", "pin_hit")}
+    assert len(b.posts) == 1
+
+
+async def test_a_file_that_changes_under_load_loses_no_request(
+    stack: AsyncExitStack, backends: list[Scripted], tmp_path: Path
+) -> None:
+    for backend in backends:
+        backend.script = stream
+    a, b, c = backends
+    file = tmp_path / "backends.yaml"
+    file.write_text(json.dumps(urls(a, b)))
+    router = await with_file(stack, file, [], drain={"deadline": 0.5})
+    await until(lambda: ready(router, a, b))
+    async with talking(router.data_url, clients=20) as said:
+        for wanted in ((b, c), (a, c), (a, b), (a, b, c), (c,)):
+            swap(file, json.dumps(urls(*wanted)))
+            there = {x.name for x in wanted}
+            await until(lambda there=there: names(router) == there)  # type: ignore[misc]
+            await said.again()
+            assert set(said.at.values()) <= there
+    assert said.failures == []
+    assert router.counters.internal_errors == {}

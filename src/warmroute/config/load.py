@@ -58,7 +58,7 @@ def load(
     env_data, env_names = _from_environment(os.environ if environment is None else environment)
     given = _merge({}, flags or {})
     merged = _merge(_merge(_merge({}, data), env_data), given)
-    if not merged.get("backends"):
+    if not merged.get("backends") and not merged.get("discovery"):
         raise ConfigError(_no_backends(file, lines))
     try:
         return Config.model_validate(merged)

@@ -4,7 +4,7 @@ from pydantic import BaseModel
 
 from .schema import Config
 
-_WHOLE = ("listen", "store", "kv_events", "tracing")
+_WHOLE = ("listen", "discovery", "store", "kv_events", "tracing")
 """Sections that a running router has bound to."""
 _KEYS = {
     "affinity": ("idle_expiry", "unproven_expiry", "max_sessions", "max_history"),

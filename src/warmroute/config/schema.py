@@ -10,6 +10,7 @@ from ..core.identity import DEFAULT_SOURCES, ladder
 from ..core.model import BackendSpec
 from ..core.store_url import read_store_url, without_passwords
 from .backends import BackendConfig
+from .discovery import DiscoveryConfig
 from .forward import ForwardConfig
 from .keys import ClientKey, Key, Token
 from .urls import is_loopback, traces_url
@@ -243,9 +244,10 @@ class LogConfig(Section):
 
 
 class Config(Section):
-    """Everything the router is told. Only `backends` has no default."""
+    """Everything the router is told. `backends` may be empty only where `discovery` finds some."""
 
-    backends: tuple[BackendConfig, ...]
+    backends: tuple[BackendConfig, ...] = ()
+    discovery: DiscoveryConfig = DiscoveryConfig()
     listen: ListenConfig = ListenConfig()
     affinity: AffinityConfig = AffinityConfig()
     health: HealthConfig = HealthConfig()
@@ -267,8 +269,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
-        if not self.backends:
-            raise ValueError("there are no backends; name at least one")
+        if not self.backends and not self.discovery.sources:
+            raise ValueError("there are no backends; name at least one, or let discovery find them")
         names = [spec.name for spec in self.specs]
         for name in names:
             if names.count(name) > 1:
