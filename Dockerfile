@@ -9,7 +9,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src ./src
 # Everything the router needs as wheels, in the versions that its tests ran with.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -m pip wheel --disable-pip-version-check --wheel-dir /wheels --constraint constraints.txt '.[kv-events,otel]'
+    python -m pip wheel --disable-pip-version-check --wheel-dir /wheels --constraint constraints.txt '.[dns,kv-events,otel]'
 
 FROM python:3.13-slim
 LABEL org.opencontainers.image.title="warmroute" \

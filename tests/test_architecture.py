@@ -153,7 +153,7 @@ def test_everything_that_is_imported_is_a_declared_dependency() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = chain.from_iterable(project.get("optional-dependencies", {}).values())
     declared = {re.split(r"[<>=\[;~ ]", text)[0].replace("-", "_") for text in [*project["dependencies"], *extras]}
-    imported_as = {"pyyaml": "yaml", "pyzmq": "zmq", "opentelemetry_sdk": "opentelemetry"}
+    imported_as = {"pyyaml": "yaml", "pyzmq": "zmq", "dnspython": "dns", "opentelemetry_sdk": "opentelemetry"}
     declared = {imported_as.get(name, name) for name in declared}
     used = {target.split(".")[0] for name in MODULES for target in imports(name)}
     used -= {"warmroute", *sys.stdlib_module_names}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import settings
 from .assembly import Kept
-from .config import Config
+from .config import Config, nameserver, query
 from .core.model import BackendSpec
 from .core.ring import Ring
 from .core.wanted import Plan, plan
@@ -46,6 +46,12 @@ def discover(config: Config, members: Members, clock: Callable[[], float]) -> li
     if wanted.file.path is not None:
         watch = FileWatch(source("file"), wanted.file.path, wanted.file.interval, settings.backend)
         loops.append(("watch over a file of backends", watch.run))
+    if wanted.dns.names:
+        from .discovery.dns import DnsWatch, Query  # only here, since it is an extra
+
+        queries = [Query(*query(name)) for name in wanted.dns.names]
+        server = nameserver(wanted.dns.server) if wanted.dns.server is not None else None
+        loops.append(("lookups of backends", DnsWatch(source("dns"), queries, wanted.dns.interval, server).run))
     return loops
 
 

@@ -121,6 +121,7 @@ class Scripted:
     metrics_script: Script | None = None
     models_script: Script | None = None
     port: int = 0
+    host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         self.requests: list[Seen] = []
@@ -130,18 +131,18 @@ class Scripted:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.name}"
 
     @property
     def name(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def posts(self) -> list[Seen]:
         return [seen for seen in self.requests if seen.line.startswith("POST")]
 
     async def start(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=2048)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port, backlog=2048)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from warmroute.app import Router
-from warmroute.config import Config, load
+from warmroute.config import Config, ConfigError, extras, load, require_extras
 
 from ..serving import COMMAND, serving, until_ready
 from .conftest import FAST, StartRouter, until
+from .nameserver import nameserver
 from .scripted import RawClient, Scripted, Talk, token
 from .talking import stream, talking
 from .test_reload import homes, urls, write
@@ -432,3 +433,53 @@ async def test_a_file_that_changes_under_load_loses_no_request(
             assert set(said.at.values()) <= there
     assert said.failures == []
     assert router.counters.internal_errors == {}
+
+
+# The DNS
+
+
+async def test_a_name_adds_removes_breaks_and_heals(stack: AsyncExitStack, backends: list[Scripted]) -> None:
+    served = await stack.enter_async_context(nameserver())
+    first = await stack.enter_async_context(Scripted())
+    others = [await stack.enter_async_context(Scripted(port=first.port, host=f"127.0.0.{n}")) for n in (2, 3)]
+    served.zone["vllm.test", "A"] = ["127.0.0.1", "127.0.0.2"]
+    served.zone["_vllm._tcp.test", "SRV"] = [f"0 0 {backends[0].port} gpu.test."]
+    served.zone["gpu.test", "A"] = ["127.0.0.1"]
+    dns = {
+        "names": [f"vllm.test:{first.port}", "_vllm._tcp.test"],
+        "interval": 0.1,
+        "server": f"127.0.0.1:{served.port}",
+    }
+    router = await stack.enter_async_context(Router(Config.model_validate({**FAST, "discovery": {"dns": dns}})))
+    gpu = f"gpu.test:{backends[0].port}"
+    assert names(router) == {first.name, others[0].name, gpu}
+    await until(lambda: ready(router, first, others[0]) and bool(router.registry.backends[gpu].health.up))
+    before = await homes(router, [f"s{i}" for i in range(9)])
+    assert {home for home, _ in before.values()} == {first.name, others[0].name, gpu}
+
+    served.zone["vllm.test", "A"] = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
+    await until(lambda: ready(router, others[1]))
+    assert await homes(router, list(before)) == {s: (home, "pin_hit") for s, (home, _) in before.items()}
+
+    served.zone = {}
+    source = router._kept.members.sources[0]
+    await until(lambda: source.failures >= 2)
+    assert names(router) == {first.name, *(o.name for o in others), gpu}
+    assert discovered(await state(router), "dns")["error"] == "vllm.test does not exist; _vllm._tcp.test does not exist"
+
+    served.zone["vllm.test", "A"] = ["127.0.0.2"]
+    served.zone["_vllm._tcp.test", "SRV"] = [f"0 0 {backends[1].port} gpu.test."]
+    served.zone["gpu.test", "A"] = ["127.0.0.1"]
+    await until(lambda: source.up and names(router) >= {others[0].name, f"gpu.test:{backends[1].port}"})
+    known = router.registry.backends
+    await until(lambda: others[1].name not in names(router))  # it had no session
+    assert {known[name].state for name in (first.name, gpu)} == {"draining"}
+    assert await homes(router, list(before)) == {s: (home, "pin_hit") for s, (home, _) in before.items()}
+
+
+def test_lookups_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config.model_validate({"discovery": {"dns": {"names": ["vllm:8000"]}}})
+    require_extras(config)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"discovery\.dns\.names needs a package .* pip install 'warmroute\[dns\]'"):
+        require_extras(config)

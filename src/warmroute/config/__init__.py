@@ -4,6 +4,7 @@
 """
 
 from .backends import BackendConfig
+from .discovery import nameserver, query
 from .extras import require_extras
 from .load import ConfigError, load
 from .restart import needs_restart
@@ -16,7 +17,9 @@ __all__ = [
     "ConfigError",
     "StoreConfig",
     "load",
+    "nameserver",
     "needs_restart",
+    "query",
     "read_secret",
     "require_extras",
 ]

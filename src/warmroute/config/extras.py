@@ -18,6 +18,8 @@ def _wanted(config: Config) -> Iterator[tuple[str, str, str]]:
     """Key, module and extra of all that is wanted beyond the declared dependencies."""
     if config.kv_events.enabled:
         yield "kv_events.enabled", "zmq", "kv-events"
+    if config.discovery.dns.names:
+        yield "discovery.dns.names", "dns.asyncresolver", "dns"
     if config.tracing.endpoint is not None:
         yield "tracing.endpoint", "opentelemetry.sdk", "otel"
         yield "tracing.endpoint", "opentelemetry.exporter.otlp.proto.http", "otel"

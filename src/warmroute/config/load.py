@@ -26,6 +26,7 @@ _TEXTS = frozenset(
         ("store", "secret"),
         ("store", "secret_file"),
         ("store", "prefix"),
+        ("discovery", "dns", "server"),
     }
 )
 """Values that are taken as they are, whatever YAML would make of them; secrets among them are never shown."""

@@ -40,15 +40,21 @@ class Source:
         if self.error:
             log.info("discovery.%s works again, and names %d backends", self.name, len(specs))
         self.error, self.at = "", self.clock()
-        self.asked.set()
-        if tuple(specs) != self.specs:
-            self.specs = tuple(specs)
-            self.changed()
+        self._take(specs)
 
-    def failed(self, why: str) -> None:
-        """It could not be asked, or said what is of no use: what it named before stays. The same reason is told once."""
+    def failed(self, why: str, specs: Sequence[BackendSpec] | None = None) -> None:
+        """It could not be asked, or said what is of no use: what it named before stays. The same reason is told once.
+
+        `specs` are for a failure in part: what is known all the same.
+        """
         self.failures += 1
         if why != self.error:
             log.warning("discovery.%s: %s; the %d backends of before stay", self.name, why, len(self.specs))
         self.error = why
+        self._take(self.specs if specs is None else specs)
+
+    def _take(self, specs: Sequence[BackendSpec]) -> None:
         self.asked.set()
+        if tuple(specs) != self.specs:
+            self.specs = tuple(specs)
+            self.changed()
