@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from .core.model import BackendSpec
 from .core.ring import Ring
 from .core.wanted import Plan, plan
 from .discovery.file import FileWatch
+from .discovery.kubernetes import Cluster, KubernetesWatch
 from .discovery.members import Members
 from .discovery.source import Source
 from .fleet.changes import Changes
@@ -52,6 +54,11 @@ def discover(config: Config, members: Members, clock: Callable[[], float]) -> li
         queries = [Query(*query(name)) for name in wanted.dns.names]
         server = nameserver(wanted.dns.server) if wanted.dns.server is not None else None
         loops.append(("lookups of backends", DnsWatch(source("dns"), queries, wanted.dns.interval, server).run))
+    if wanted.kubernetes.labels:
+        k8s = wanted.kubernetes
+        cluster = Cluster(*k8s.cluster(os.environ), k8s.labels, k8s.token_file, k8s.ca_file)
+        pods = KubernetesWatch(source("kubernetes"), cluster, k8s.scheme, k8s.port)
+        loops.append(("watch over endpoints in Kubernetes", pods.run))
     return loops
 
 

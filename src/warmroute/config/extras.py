@@ -1,5 +1,6 @@
-"""Packages that only some configurations want."""
+"""What only some configurations want of the place where the router runs: packages, and a cluster."""
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -8,7 +9,12 @@ from .schema import Config
 
 
 def require_extras(config: Config) -> None:
-    """Raises ConfigError if a package is missing that this configuration wants."""
+    """Raises ConfigError if a package is missing that this configuration wants, or the cluster whose pods it wants."""
+    if config.discovery.kubernetes.labels:
+        try:
+            config.discovery.kubernetes.cluster(os.environ)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     for key, module, extra in _wanted(config):
         if not _is_there(module):
             raise ConfigError(f"{key} needs a package that is not installed: pip install 'warmroute[{extra}]'")
