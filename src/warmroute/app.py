@@ -155,7 +155,7 @@ class Router:
             reload=self._reload_for_admin,
             add_backend=self._membership.add,
             remove_backend=self._membership.remove,
-            broadcaster=Broadcaster(self._http, self._prober.read_models),
+            broadcaster=Broadcaster(self._http, self._prober.read_models, self._scraper.read),
         )
         made = assembly.make(config, kept, self._pools, self._hooks)
         self._refusals = Refusals(self._settle, self._clock, time.time)

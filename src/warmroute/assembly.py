@@ -211,13 +211,13 @@ def _tell_others(
 def watch(config: Config, kept: Kept, http: httpx.AsyncClient) -> tuple[Prober, Scraper, "KvEvents | None"]:
     """What looks at the backends, and hears them where that is wanted."""
     keep_series = series_filter(config.metrics.vllm_series)
-    scraper = Scraper(
-        kept.registry, http, settings.scrape_times(config), kept.clock, keep_series, partial(_read, kept.ledger)
-    )
+    read, wake_all = partial(_read, kept.ledger), kept.queue.wake_all
+    scraper = Scraper(kept.registry, http, settings.scrape_times(config), kept.clock, keep_series, read, wake_all)
     hearing = hear(kept.registry, http, kept.residents)
 
     def came_up(name: str) -> None:
         scraper.nudge(name)
+        wake_all()  # those who wait for a full one may go there
         if hearing is not None:
             hearing.nudge(name)
 

@@ -8,7 +8,7 @@ from .core.model import Failure, Phase
 from .fleet.registry import Registry
 from .observe.events import Events
 from .pins.memory import PinTable
-from .proxy.pools import Pools, silent
+from .proxy.pools import Pools, asleep, silent
 from .proxy.queue import Queue
 
 log = logging.getLogger("warmroute")
@@ -26,7 +26,7 @@ async def keep(name: str, run: Callable[[], Awaitable[None]], failed: Callable[[
 
 
 class Housekeeping:
-    """Once a second: sessions expire, backends that are silent rest, drains end.
+    """Once a second: sessions expire, backends that are silent rest, those asleep are left, drains end.
 
     `silence` gives a time in seconds; `forget` is told who is gone for good.
     """
@@ -67,6 +67,9 @@ class Housekeeping:
         for name in self._registry.sweep(self._pools.was_heard, now, silence):
             log.warning("backend %s rests: %s", name, self._registry.backends[name].reason)
             self._pools[name].stop_exchanges(silent(name, silence))
+        for backend in self._registry.backends.values():
+            if backend.asleep and backend.in_flight:
+                self._pools[backend.name].stop_exchanges(asleep(backend.name))
         for name in self._pools.sweep(silence):
             self._forget(name)
         over = self._registry.end_drains(now)

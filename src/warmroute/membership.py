@@ -53,11 +53,13 @@ def discover(config: Config, members: Members, clock: Callable[[], float]) -> li
 
         queries = [Query(*query(name)) for name in wanted.dns.names]
         server = nameserver(wanted.dns.server) if wanted.dns.server is not None else None
-        loops.append(("lookups of backends", DnsWatch(source("dns"), queries, wanted.dns.interval, server).run))
+        loops.append(
+            ("lookups of backends", DnsWatch(source("dns"), settings.backend, queries, wanted.dns.interval, server).run)
+        )
     if wanted.kubernetes.labels:
         k8s = wanted.kubernetes
         cluster = Cluster(*k8s.cluster(os.environ), k8s.labels, k8s.token_file, k8s.ca_file)
-        pods = KubernetesWatch(source("kubernetes"), cluster, k8s.scheme, k8s.port)
+        pods = KubernetesWatch(source("kubernetes"), settings.backend, cluster, k8s.scheme, k8s.port)
         loops.append(("watch over endpoints in Kubernetes", pods.run))
     return loops
 
@@ -155,6 +157,7 @@ class Membership:
     async def run(self) -> None:
         """Follow for ever; ends by cancellation."""
         members = self._kept.members
+        await self.follow()  # again, where a fault ended this before it was done
         while True:
             try:
                 async with asyncio.timeout(_LOOK_EVERY):

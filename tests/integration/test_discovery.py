@@ -13,11 +13,12 @@ import pytest
 
 from warmroute.app import Router
 from warmroute.config import Config, ConfigError, extras, load, require_extras
+from warmroute.proxy import pools
 
 from ..serving import COMMAND, serving, until_ready
 from .conftest import FAST, StartRouter, until
 from .nameserver import nameserver
-from .scripted import RawClient, Scripted, Talk, token
+from .scripted import RawClient, Scripted, Talk, answer, token
 from .talking import stream, talking
 from .test_reload import homes, urls, write
 
@@ -138,6 +139,34 @@ async def test_one_that_is_empty_goes_by_itself(router: Router, backends: list[S
         f"leaving: {empty}",
         f"removed: {empty}",
     ]
+
+
+async def test_what_was_counted_of_one_that_is_gone_goes_too(
+    router: Router, backends: list[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "_KEPT_FOR", 0.0)
+    for backend in backends:
+        backend.script = counted
+    await homes(router, [f"s{i}" for i in range(12)])
+
+    async def lines() -> list[str]:
+        async with httpx.AsyncClient(base_url=router.admin_url) as http:
+            return (await http.get("/metrics")).text.splitlines()
+
+    gone = backends[0].name
+    before = await lines()
+    assert any(line.startswith("warmroute_prompt_tokens_total") and gone in line for line in before)
+    await remove(router, gone, "?now")
+    async with asyncio.timeout(15):
+        while any(gone in line for line in await lines()):
+            await asyncio.sleep(0.1)
+    assert gone not in router._pools
+    assert router._kept.members.hidden
+    assert (await state(router))["fleet"]["requests"] == 12
+
+
+async def counted(talk: Talk) -> None:
+    talk.json({"choices": [{"message": {"content": "hello"}}], "usage": {"prompt_tokens": 80, "completion_tokens": 1}})
 
 
 async def test_the_deadline_of_drains_ends_the_waiting(backends: list[Scripted], start_router: StartRouter) -> None:
@@ -483,3 +512,140 @@ def test_lookups_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"discovery\.dns\.names needs a package .* pip install 'warmroute\[dns\]'"):
         require_extras(config)
+
+
+# Servers that sleep
+
+
+def sleep_state(*awake: int, level: int = 1) -> str:
+    """What vLLM tells of it, for one engine or several."""
+    lines = ["# TYPE vllm:engine_sleep_state gauge"]
+    for engine, is_awake in enumerate(awake):
+        told = {"awake": is_awake, "weights_offloaded": not is_awake and level == 1, "discard_all": level == 2}
+        for word, value in told.items():
+            labels = f'engine="{engine}",model_name="m",sleep_state="{word}"'
+            lines.append(f"vllm:engine_sleep_state{{{labels}}} {float(value)}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("asleep", [(0,), (1, 0)])
+async def test_a_server_that_sleeps_is_out_of_rotation_and_back_when_it_is_awake(
+    router: Router, backends: list[Scripted], asleep: tuple[int, ...]
+) -> None:
+    before = await homes(router, [f"s{i}" for i in range(9)])
+    sleeper = backends[0]
+    known = router.registry.backends[sleeper.name]
+    sleeper.metrics = sleep_state(*asleep)
+    await until(lambda: known.state == "sleeping")
+    assert known.processes == 2  # its cache is a new one
+    served = len(sleeper.posts)
+    after = await homes(router, list(before))
+    assert {decision for s, (_, decision) in after.items() if before[s][0] == sleeper.name} == {"pin_lost"}
+    assert {decision for s, (_, decision) in after.items() if before[s][0] != sleeper.name} == {"pin_hit"}
+    assert len(sleeper.posts) == served
+    found = await state(router)
+    one = next(b for b in found["backends"] if b["name"] == sleeper.name)
+    assert (one["state"], one["reason"], one["failures"]) == (
+        "sleeping",
+        "it is in sleep mode, and used again when it is awake",
+        0,
+    )
+    assert await metrics(router, "warmroute_backend_sleeping") == {
+        f'{{backend="{b.name}"}}': float(b is sleeper) for b in backends
+    }
+    sleeper.metrics = sleep_state(*(1 for _ in asleep))
+    await until(lambda: known.state == "up")
+    assert await homes(router, list(after)) == {s: (home, "pin_hit") for s, (home, _) in after.items()}
+    assert sleeper.name in {home for home, _ in (await homes(router, [f"n{i}" for i in range(6)])).values()}
+    assert (known.failures, known.outlier.failures) == (0, 0)
+
+
+async def test_when_all_sleep_requests_are_told_so(router: Router, backends: list[Scripted]) -> None:
+    for backend in backends:
+        backend.metrics = sleep_state(0, level=2)
+    await until(lambda: {b.state for b in router.registry.backends.values()} == {"sleeping"})
+    async with await RawClient.connect(router.data_url) as client:
+        refused = await client.chat("s")
+        assert (refused.status, b"is sleeping (it is in sleep mode" in refused.body) == (503, True)
+    assert (await state(router))["ready"] is False
+    backends[1].metrics = ""  # another version, which does not say
+    await until(lambda: router.registry.backends[backends[1].name].state == "up")
+
+
+async def test_what_was_sent_to_one_that_falls_asleep_goes_on_elsewhere(
+    router: Router, backends: list[Scripted]
+) -> None:
+    async def never(talk: Talk) -> None:
+        await talk.peer_closed(30)
+
+    home = (await homes(router, ["s"]))["s"][0]
+    sleeper = next(b for b in backends if b.name == home)
+    sleeper.script = never
+    async with await RawClient.connect(router.data_url) as client:
+        client.post({"model": "m", "messages": []}, {"x-session-id": "s"})
+        await until(lambda: router.registry.backends[home].in_flight == 1)
+        sleeper.metrics = sleep_state(0)
+        async with asyncio.timeout(10):
+            reply = await client.reply()
+        assert (reply.status, reply.header("x-warmroute-backend") != home) == (200, True)
+    state_of = router.registry.backends[home]
+    assert (state_of.state, state_of.failures, state_of.in_flight) == ("sleeping", 0, 0)
+    assert router.counters.retries == {"asleep": 1}
+
+
+async def test_a_broadcast_of_sleep_is_known_when_it_is_answered(
+    backends: list[Scripted], start_router: StartRouter
+) -> None:
+    router = await start_router(backends, metrics={"scrape_interval": 60, "scrape_timeout": 5})
+    for backend in backends:
+
+        async def slept(talk: Talk, backend: Scripted = backend) -> None:
+            backend.metrics = sleep_state(int(talk.seen.path.startswith("/wake_up")))
+            talk.json({"status": "done"})
+
+        backend.script = slept
+    one = backends[0].name
+    await post(router, f"/api/broadcast/sleep?level=1&backend={one}")
+    assert [b.state for b in router.registry.backends.values()] == ["sleeping", "up", "up"]
+    await post(router, f"/api/broadcast/wake_up?backend={one}")
+    assert router.registry.backends[one].state == "up"
+
+
+async def test_one_that_died_asleep_is_awake_when_it_is_back(
+    backends: list[Scripted], start_router: StartRouter
+) -> None:
+    router = await start_router(backends)
+    sleeper, known = backends[0], router.registry.backends[backends[0].name]
+    sleeper.metrics = sleep_state(0)
+    await until(lambda: known.state == "sleeping")
+    await sleeper.stop()
+    await until(lambda: known.state == "down")
+    assert not known.asleep
+    sleeper.metrics_script = lambda talk: talk.drain()  # it tells nothing any more
+    await sleeper.start()
+    await until(lambda: known.state == "up")
+
+
+async def test_who_waits_for_a_full_backend_goes_to_one_that_comes(
+    backends: list[Scripted], start_router: StartRouter
+) -> None:
+    a, b, _ = backends
+    held = asyncio.Event()
+
+    async def slow(talk: Talk) -> None:
+        await held.wait()
+        await answer(talk)
+
+    a.script = slow
+    router = await start_router([a], queue={"in_flight": 1, "timeout": "30s"})
+    async with await RawClient.connect(router.data_url) as one, await RawClient.connect(router.data_url) as two:
+        for number, client in enumerate((one, two)):
+            client.post({"model": "m", "messages": []}, {"x-session-id": f"s{number}"})
+            await until(lambda: router.registry.backends[a.name].in_flight == 1)
+        await until(lambda: router._kept.queue.waiting == 1)
+        await add(router, url=b.url)
+        async with asyncio.timeout(10):
+            reply = await two.reply()
+        assert (reply.status, reply.header("x-warmroute-backend")) == (200, b.name)
+        held.set()
+        assert (await one.reply()).status == 200

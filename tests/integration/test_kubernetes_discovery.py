@@ -17,6 +17,7 @@ from warmroute.discovery import kubernetes as kubernetes_discovery
 from warmroute.discovery.kubernetes import Cluster, KubernetesWatch
 from warmroute.discovery.source import Source
 from warmroute.listeners import StartError
+from warmroute.settings import backend
 
 from .apiserver import Kubernetes, endpoint, endpoint_slice, kubernetes
 from .conftest import FAST, until
@@ -41,7 +42,7 @@ async def source(cluster: Kubernetes) -> AsyncIterator[Source]:
     """What is found, while it is watched."""
     found = Source("kubernetes", lambda: 0.0, lambda: None)
     asked = Cluster(cluster.url, "models", "app=vllm", cluster.token_file, cluster.ca_file)
-    task = asyncio.ensure_future(KubernetesWatch(found, asked, "http", None).run())
+    task = asyncio.ensure_future(KubernetesWatch(found, backend, asked, "http", None).run())
     yield found
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -188,7 +189,7 @@ async def test_a_server_with_another_certificate_is_told_nothing(cluster: Kubern
     trustme.CA().cert_pem.write_to_path(other)
     found = Source("kubernetes", lambda: 0.0, lambda: None)
     asked = Cluster(cluster.url, "models", "app=vllm", cluster.token_file, other)
-    task = asyncio.ensure_future(KubernetesWatch(found, asked, "http", None).run())
+    task = asyncio.ensure_future(KubernetesWatch(found, backend, asked, "http", None).run())
     await until(lambda: found.failures > 0)
     assert "TLS failed" in found.error
     other.write_text("no certificate")
@@ -292,5 +293,5 @@ def test_a_token_goes_over_tls_alone(cluster: Kubernetes) -> None:
     source = Source("kubernetes", lambda: 0.0, lambda: None)
     for url, shown in (("http://127.0.0.1:8001", {}), ("https://127.0.0.1", {"authorization": "Bearer first"})):
         asked = Cluster(url, "models", "app=vllm", cluster.token_file, cluster.ca_file)
-        assert KubernetesWatch(source, asked, "http", None)._shown() == shown
+        assert KubernetesWatch(source, backend, asked, "http", None)._shown() == shown
     assert isinstance(cluster.tls, ssl.SSLContext)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from warmroute import settings
 from warmroute.config.discovery import nameserver as address_of
 from warmroute.config.discovery import query
 from warmroute.discovery import dns as dns_discovery
@@ -21,7 +22,9 @@ async def server() -> AsyncIterator[Nameserver]:
 
 def watch(server: Nameserver, *names: str, interval: float = 30.0) -> tuple[DnsWatch, Source]:
     source = Source("dns", lambda: 0.0, lambda: None)
-    return DnsWatch(source, [Query(*query(name)) for name in names], interval, ("127.0.0.1", server.port)), source
+    return DnsWatch(
+        source, settings.backend, [Query(*query(name)) for name in names], interval, ("127.0.0.1", server.port)
+    ), source
 
 
 def backends(source: Source) -> list[tuple[str, str, float]]:
@@ -92,6 +95,7 @@ async def test_it_is_asked_again_when_the_answer_is_out_of_date(
         ("_none._tcp.test", "_none._tcp.test has no server (SRV)"),
         ("_off._tcp.test", "_off._tcp.test has no server (SRV)"),
         ("_lost._tcp.test", "gone.test does not exist"),
+        ("https://_odd._tcp.test", "_odd._tcp.test: url: 'https://a\\\\032b.test:80' is not the URL of a server"),
         ("broken.test:80", "broken.test could not be resolved: "),
         ("mute.test:80", "no nameserver answered for mute.test within 0.3 s"),
     ],
@@ -100,7 +104,7 @@ async def test_what_fails_keeps_its_last_answer_beside_what_works(
     server: Nameserver, monkeypatch: pytest.MonkeyPatch, name: str, why: str
 ) -> None:
     monkeypatch.setattr(dns_discovery, "_TIMEOUT", 0.3)
-    asked = name.partition(":")[0]
+    asked = name.removeprefix("https://").partition(":")[0]
     server.zone = {("good.test", "A"): ["10.0.0.9"], (asked, "A"): ["10.0.0.1"], ("a.test", "A"): ["10.0.0.1"]}
     server.zone[asked, "SRV"] = ["0 0 80 a.test."]
     looking, source = watch(server, "good.test:80", name)
@@ -113,6 +117,7 @@ async def test_what_fails_keeps_its_last_answer_beside_what_works(
         ("_none._tcp.test", "TXT"): ["x"],
         ("_off._tcp.test", "SRV"): ["0 0 0 ."],
         ("_lost._tcp.test", "SRV"): ["0 0 80 gone.test."],
+        ("_odd._tcp.test", "SRV"): ["0 0 80 a\\032b.test."],
         ("broken.test", "A"): ["10.0.0.7"],
     }
     server.broken = {"broken.test": True, "mute.test": False}

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
+from warmroute import settings
 from warmroute.discovery.endpoints import backends
 
 from ..integration.apiserver import endpoint, endpoint_slice
 
 
 def found(*slices: dict[str, Any], scheme: str = "http", port: str | None = None) -> list[tuple[str, str]]:
-    return [(spec.name, spec.url) for spec in backends(slices, scheme, port)]
+    return [(spec.name, spec.url) for spec in backends(slices, scheme, port, settings.backend)]
 
 
 def test_ready_pods_by_their_names() -> None:
@@ -83,3 +84,8 @@ def test_a_port_that_is_not_clear(ports: dict[str, int], port: str | None, told:
         found(one, port=port)
     assert str(raised.value).startswith(told)
     assert found(endpoint_slice("s", endpoint("10.0.0.1", "p", ready=False), **ports), port=port) == []
+
+
+def test_what_is_no_address_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not the URL of a server"):
+        found(endpoint_slice("s", endpoint("10.0.0.1/\r\nx", "p"), main=80))

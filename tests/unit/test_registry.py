@@ -434,3 +434,52 @@ def test_the_only_backend_is_never_taken_for_hung() -> None:
     with of.lease(Decision(Reason.RING, "a")):
         of.sweep(lambda name: False, 0.0, 60.0)
         assert of.sweep(lambda name: False, 1000.0, 60.0) == []
+
+
+# Sleep mode
+
+
+def test_one_that_sleeps_is_left_alone_and_does_not_rest() -> None:
+    of = registry("a", "b")
+    for name in "ab":
+        of.probed(name, None, 0.0)
+    state = of.backends["a"]
+    assert of.slept("a", True, True, 5.0)
+    assert (state.state, state.since, state.processes) == ("sleeping", 5.0, 2)
+    assert not of.slept("a", True, True, 6.0)
+    assert (state.since, state.processes, state.available, state.works) == (5.0, 2, False, False)
+    with of.lease(to("a")):
+        assert of.sweep(lambda name: False, 100.0, 10.0) == []
+        assert not of.progressed("a", 1.0, 0.0)
+        assert not of.progressed("a", 1.0, 1000.0)
+    assert of.not_ready() == []
+    assert of.unavailable() == ["a is sleeping (it is in sleep mode, and used again when it is awake)"]
+    assert of.slept("a", False, False, 7.0)
+    assert (state.state, state.since, state.processes, state.available) == ("up", 7.0, 2, True)
+    of.slept("a", True, False, 8.0)  # paused: its cache is still there
+    assert state.processes == 2
+
+
+def test_what_was_on_its_way_to_one_that_fell_asleep_is_no_fault() -> None:
+    of = registry("a", "b")
+    assert not of.failed("a", Failure(Phase.HEAD, "asleep", "a was put to sleep"), 1.0)
+    assert (of.backends["a"].failures, of.backends["a"].outlier.failures) == (0, 0)
+
+
+def test_one_that_sleeps_does_not_let_others_rest() -> None:
+    of = registry("a", "b")
+    for name in "ab":
+        of.probed(name, None, 0.0)
+    of.slept("a", True, True, 0.0)
+    assert not any(of.failed("b", RESET, 1.0) for _ in range(9))
+    assert of.backends["b"].available
+
+
+def test_one_that_goes_is_not_waited_for_while_it_sleeps() -> None:
+    pins = PinTable(Clock(), idle_expiry=1800, limit=1000)
+    of = registry("a", "b", pins=pins)
+    pins.reserve(Session(b"s" * 16, "x-session-id"), to("a"))
+    assert of.let_go({"a"}, 100.0) == ("a",)
+    assert of.gone() == []
+    of.slept("a", True, True, 1.0)
+    assert of.gone() == ["a"]

@@ -9,6 +9,8 @@ from warmroute.core.rates import CounterGroup, Hits
 from warmroute.core.vllm_metrics import (
     EngineGauges,
     Values,
+    asleep,
+    discarded,
     engines,
     external_prefix_cache,
     first,
@@ -242,3 +244,34 @@ def test_first_takes_the_first_name_that_is_there() -> None:
     found = {"a": {"": 1.0}, "b": {"": 2.0}}
     assert first(found, ("x", "b", "a")) == {"": 2.0}
     assert first(found, ("x",)) is None
+
+
+# Sleep mode
+
+
+def sleep_state(**told: int) -> str:
+    series = "vllm:engine_sleep_state"
+    return "".join(f'{series}{{engine="{e[-1]}",sleep_state="{e[:-1]}"}} {value}.0\n' for e, value in told.items())
+
+
+@pytest.mark.parametrize("name", ["", "-dp2", "-shared-store"])
+def test_a_real_server_is_awake(name: str) -> None:
+    found = golden(name)
+    assert "vllm:engine_sleep_state" in found
+    assert (asleep(found), discarded(found)) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "sleeps", "empty"),
+    [
+        ("", False, False),
+        (sleep_state(awake0=0, weights_offloaded0=1, discard_all0=0), True, True),
+        (sleep_state(awake0=0, weights_offloaded0=0, discard_all0=1), True, True),
+        (sleep_state(awake0=0, weights_offloaded0=0, discard_all0=0), True, False),  # level 0: paused
+        (sleep_state(awake0=1, weights_offloaded0=0, awake1=0, weights_offloaded1=1), True, True),
+        (sleep_state(awake0=1, awake1=1), False, False),
+    ],
+)
+def test_a_server_sleeps_if_one_engine_does(text: str, sleeps: bool, empty: bool) -> None:
+    found = values(text)
+    assert (asleep(found), discarded(found)) == (sleeps, empty)

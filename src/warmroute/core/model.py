@@ -170,7 +170,8 @@ class Phase(StrEnum):
 class Failure:
     """Why an exchange with a backend failed.
 
-    `kind` is a closed word for metrics (refused, timeout, unreachable, tls, reset, closed, garbage, removed); `detail` is for
+    `kind` is a closed word for metrics (refused, timeout, unreachable, tls, reset, closed, garbage, removed,
+    asleep); `detail` is for
     people.
     `stale` says that a kept-alive connection was found closed before a byte came back; `own` that the router itself is at
     fault (out of file descriptors, stopping): of neither the backend is to blame.

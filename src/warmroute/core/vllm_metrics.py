@@ -1,6 +1,6 @@
 """vLLM's metric names over its versions -> the few numbers that the router uses."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 Series = Mapping[str, float]
@@ -23,6 +23,8 @@ _FROM_BEHIND = "external_kv_transfer"
 _CACHE_CONFIG = "vllm:cache_config_info"
 _COMPUTED = ("vllm:request_prefill_kv_computed_tokens_sum",)
 _PREFILL = ("vllm:request_prefill_time_seconds_sum",)
+_SLEEP = "vllm:engine_sleep_state"
+_AWAKE, _EMPTY = "awake", ("weights_offloaded", "discard_all")
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
 
@@ -97,6 +99,20 @@ def reloaded(values: Values) -> float | None:
             return sum(told)
     hits = first(values, _EXTERNAL_HITS)
     return None if hits is None else sum(hits.values())
+
+
+def asleep(values: Values) -> bool:
+    """Whether an engine sleeps (vLLM's sleep mode), or is only half awake; a server that does not say is awake."""
+    return any(label(labels, "sleep_state") == _AWAKE and not value for labels, value in _sleep(values))
+
+
+def discarded(values: Values) -> bool:
+    """Whether an engine sleeps so deeply (level 1 or 2) that its cache is gone."""
+    return any(label(labels, "sleep_state") in _EMPTY and value > 0 for labels, value in _sleep(values))
+
+
+def _sleep(values: Values) -> Iterable[tuple[str, float]]:
+    return (values.get(_SLEEP) or {}).items()
 
 
 def block_size(values: Values) -> int | None:

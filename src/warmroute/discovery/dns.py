@@ -10,7 +10,7 @@ import dns.resolver
 from dns.rdtypes.IN.SRV import SRV
 
 from ..core.model import BackendSpec
-from .source import Source
+from .source import Read, Source
 
 _LEAST = 1.0
 """Seconds between two lookups at least, unless the interval is shorter: many answers have a time to live of 0."""
@@ -46,9 +46,15 @@ class DnsWatch:
     """
 
     def __init__(
-        self, source: Source, queries: Sequence[Query], interval: float, server: tuple[str, int] | None = None
+        self,
+        source: Source,
+        read: Read,
+        queries: Sequence[Query],
+        interval: float,
+        server: tuple[str, int] | None = None,
     ) -> None:
         self._source = source
+        self._read = read
         self._queries = queries
         self._interval = interval
         self._server = server
@@ -86,26 +92,29 @@ class DnsWatch:
             return await self._resolve(query)
         except LookupFailed as error:
             return str(error)
+        except ValueError as error:
+            return f"{query.name}: {error}"
 
     async def _resolve(self, query: Query) -> Answer:
         resolver = self._resolver()
         if query.port is not None:
             found = await _addresses(resolver, query.name)
             urls = sorted(f"{_host(address)}:{query.port}" for address in found.hosts)
-            return Answer(tuple(BackendSpec(url, f"{query.scheme}://{url}") for url in urls), found.ttl)
+            return Answer(tuple(self._read(f"{query.scheme}://{url}") for url in urls), found.ttl)
         records, ttl = await _servers(resolver, query.name)
         lightest = min((record.weight for record in records if record.weight), default=None)
         specs = []
         for record in records:
             host, weight = record.target.to_text(omit_final_dot=True), _weight(record.weight, lightest)
             if query.scheme == "https":  # its certificate is for the name
-                specs.append(BackendSpec(f"{host}:{record.port}", f"https://{host}:{record.port}", weight))
+                specs.append(self._read({"url": f"https://{host}:{record.port}", "weight": weight}))
                 continue
             found = await _addresses(resolver, host)
             ttl = min(ttl, found.ttl)
             for address in sorted(found.hosts):
                 shown = host if len(found.hosts) == 1 else _host(address)
-                specs.append(BackendSpec(f"{shown}:{record.port}", f"http://{_host(address)}:{record.port}", weight))
+                url, name = f"http://{_host(address)}:{record.port}", f"{shown}:{record.port}"
+                specs.append(self._read({"url": url, "name": name, "weight": weight}))
         return Answer(tuple(specs), ttl)
 
     def _resolver(self) -> dns.asyncresolver.Resolver:

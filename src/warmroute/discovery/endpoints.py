@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..core.model import BackendSpec
+from .source import Read
 
 Slice = Mapping[str, Any]
 """One object of discovery.k8s.io/v1, as the API server sends it; lists and mappings in it may be null."""
@@ -13,10 +14,11 @@ _USUAL = "http"
 _ORDER = {"IPv4": 0, "IPv6": 1}
 
 
-def backends(slices: Iterable[Slice], scheme: str, port: str | None) -> list[BackendSpec]:
+def backends(slices: Iterable[Slice], scheme: str, port: str | None, read: Read) -> list[BackendSpec]:
     """The ready endpoints of all slices by name, each pod once although it may have an address of either kind.
 
-    `port` is a number, the name of a port, or None for the only one. Raises ValueError if that is none or not clear.
+    `port` is a number, the name of a port, or None for the only one. Raises ValueError if that is none or not clear,
+    or an address is none.
     """
     found: dict[str, BackendSpec] = {}
     known: dict[tuple[str, int], str] = {}
@@ -34,7 +36,7 @@ def backends(slices: Iterable[Slice], scheme: str, port: str | None) -> list[Bac
             known[name, number] = place
             if name in found:  # another of its ports, of another Service
                 name = f"{name}:{number}"
-            found[name] = BackendSpec(name, f"{scheme}://{place}")
+            found[name] = read({"url": f"{scheme}://{place}", "name": name})
     return [found[name] for name in sorted(found)]
 
 

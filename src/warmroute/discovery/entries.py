@@ -1,14 +1,12 @@
 """What a file lists -> backends: as the configuration lists them, or as Prometheus' file_sd_configs do; YAML or JSON."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import yaml
 
 from ..core.model import BackendSpec
-
-Read = Callable[[object], BackendSpec]
-"""One backend of a list, a URL or a mapping; raises ValueError with one line."""
+from .source import Read
 
 _NAME, _WEIGHT, _SCHEME = "warmroute_name", "warmroute_weight", "__scheme__"
 """Labels of a group of targets that mean something here; all others are Prometheus' own."""

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from .entries import Read, backends
-from .source import Source
+from .entries import backends
+from .source import Read, Source
 
 _LIMIT = 1 << 20
 """Bytes of a file that are read at most."""

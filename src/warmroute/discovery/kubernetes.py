@@ -12,7 +12,7 @@ import msgspec
 
 from ..fleet.fetch import FetchError, explained
 from .endpoints import Slice, backends
-from .source import Source
+from .source import Read, Source
 
 _LIST_TIMEOUT = 15.0
 _WATCH = 60
@@ -49,8 +49,9 @@ class Outdated(Exception):
 class KubernetesWatch:
     """Lists the EndpointSlices, then follows their changes; after any trouble it lists them again."""
 
-    def __init__(self, source: Source, cluster: Cluster, scheme: str, port: str | None) -> None:
+    def __init__(self, source: Source, read: Read, cluster: Cluster, scheme: str, port: str | None) -> None:
         self._source = source
+        self._read = read
         self._cluster = cluster
         self._scheme = scheme
         self._port = port
@@ -154,7 +155,7 @@ class KubernetesWatch:
 
     def _tell(self) -> None:
         try:
-            self._source.found(backends(self._slices.values(), self._scheme, self._port))
+            self._source.found(backends(self._slices.values(), self._scheme, self._port, self._read))
         except (KeyError, TypeError, AttributeError):
             raise ApiError("what it sent are no EndpointSlices") from None
         except ValueError as error:

@@ -9,6 +9,9 @@ from ..core.model import BackendSpec
 
 log = logging.getLogger("warmroute.discovery")
 
+Read = Callable[[object], BackendSpec]
+"""One backend as a list of them names it, a URL or a mapping, if it can be used; else raises ValueError with one line."""
+
 
 @dataclass(slots=True, repr=False)
 class Source:

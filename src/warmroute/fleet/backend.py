@@ -35,7 +35,7 @@ class BackendState:
 
     `unproven`: it has come to backends that work, so it is not used before its first check. `models_read` numbers the read
     that its models are from. `processes` counts its restarts: each one begins with an empty cache. `stayed` is set while it is
-    not wanted any more and only emptied: to how it was drained before.
+    not wanted any more and only emptied: to how it was drained before. `asleep`: it says that it is in vLLM's sleep mode.
     """
 
     spec: BackendSpec
@@ -47,6 +47,7 @@ class BackendState:
     drain: Drain = field(default_factory=Drain)
     stayed: Drain | None = None
     unproven: bool = False
+    asleep: bool = False
     models: frozenset[str] | None = None
     models_error: str | None = None
     models_read: int = 0
@@ -70,7 +71,8 @@ class BackendState:
 
     @property
     def available(self) -> bool:
-        return self.health.usable and self.outlier.admits and not self.drain.over and not self.waits_for_check
+        works = self.health.usable and self.outlier.admits and not self.drain.over
+        return works and not self.asleep and not self.waits_for_check
 
     @property
     def waits_for_check(self) -> bool:
@@ -79,11 +81,13 @@ class BackendState:
     @property
     def works(self) -> bool:
         """Whether it is known to be up, and may be asked."""
-        return bool(self.health.up) and self.outlier.admits and not self.drain.over
+        return bool(self.health.up) and not self.asleep and self.outlier.admits and not self.drain.over
 
     @property
     def reason(self) -> str:
         """Why it is not in use, for people; empty if it is."""
+        if self.asleep and self.health.usable:
+            return "it is in sleep mode, and used again when it is awake"
         if self.going and self.health.usable:
             return "it is no longer wanted, and goes when it is empty"
         over = "its drain is over; undrain it to use it again" if self.drain.over else ""
@@ -104,7 +108,9 @@ class BackendState:
     @property
     def emptied(self) -> bool:
         """Whether nothing is lost when it is removed: no session can be served there any more, or none is left."""
-        return self.drain.over or (self.in_flight == 0 and (self.sessions == 0 or not self.health.usable))
+        return self.drain.over or (
+            self.in_flight == 0 and (self.sessions == 0 or self.asleep or not self.health.usable)
+        )
 
     @property
     def leaving(self) -> bool:
@@ -121,11 +127,13 @@ class BackendState:
 
     @property
     def state(self) -> str:
-        """One word for people: starting, up, down, resting, trial, draining or drained."""
+        """One word for people: starting, up, down, sleeping, resting, trial, draining or drained."""
         if self.health.up is None:
             return "starting"
         if not self.health.up:
             return "down"
+        if self.asleep:
+            return "sleeping"
         if self.outlier.state is not Rest.IN:
             return "resting" if self.outlier.state is Rest.OUT else "trial"
         if self.drain.over:

@@ -54,11 +54,17 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Broadcaster:
-    """Asks backends for the same thing. `read_models` reads the model list of one anew, after what may have changed it."""
+    """Asks backends for the same thing. `read_models` and `read_metrics` read of one anew what may have changed."""
 
-    def __init__(self, client: httpx.AsyncClient, read_models: Callable[[BackendState], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        read_models: Callable[[BackendState], Awaitable[None]],
+        read_metrics: Callable[[BackendState], Awaitable[None]],
+    ) -> None:
         self._client = client
         self._read_models = read_models
+        self._read_metrics = read_metrics
 
     def __repr__(self) -> str:
         return f"<Broadcaster of {len(PATHS)} paths>"
@@ -78,6 +84,8 @@ class Broadcaster:
             told = await self._ask(backend.spec, order)
         except FetchError as error:
             told = Told(ok=False, error=str(error))
+        if order.path in _SLEEP:  # the metrics tell whether it sleeps
+            await self._read_metrics(backend)
         if order.path not in _LORA:
             return told
         await self._read_models(backend)  # whatever it said: after a timeout it may have done it

@@ -12,6 +12,7 @@ class Move(StrEnum):
     FAILOVER = "failover"  # its backend died, or failed the request
     DRAIN = "drain"  # its backend was drained
     REMOVED = "removed"  # its backend is no longer configured
+    SLEEP = "sleep"  # its backend was put to sleep, which empties its cache
     SPILL = "spill"  # its backend was full
     COLD = "cold"  # its backend had dropped it, and was busy
     OWNER = "owner"  # it names a response that another backend made
@@ -29,6 +30,8 @@ def move_cause(registry: Registry, decision: str, left: str) -> Move:
     backend = registry.backends.get(left)
     if backend is None:
         return Move.REMOVED
+    if backend.asleep:
+        return Move.SLEEP
     if backend.draining:
         return Move.DRAIN
     return Move.FAILOVER if decision in (Reason.PIN_LOST, Reason.PIN_HIT) or not backend.available else Move.FORGOTTEN

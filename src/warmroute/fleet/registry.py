@@ -17,6 +17,10 @@ from .changes import Changes
 __all__ = ["BackendState", "EngineState", "Lease", "Registry"]
 
 
+_NO_FAULT = ("removed", "asleep")
+"""Kinds of failures that say nothing bad of a backend: it was removed, or put to sleep, with requests on their way."""
+
+
 class Lease:
     """One request in flight at a backend; given back on every way out of the `with` block."""
 
@@ -126,7 +130,7 @@ class Registry:
         lives is for the next health check to say; after several in a row it rests, if others can do its work.
         """
         state = self.backends.get(name)
-        if state is None or failure.stale or failure.own or failure.kind == "removed":
+        if state is None or failure.stale or failure.own or failure.kind in _NO_FAULT:
             return False
         state.failures += 1
         if failure.phase is Phase.CONNECT:
@@ -147,7 +151,7 @@ class Registry:
         silent = []
         for name, state in self.backends.items():
             state.outlier.tick(now)
-            if heard(name) or state.in_flight == state.silent:
+            if heard(name) or state.asleep or state.in_flight == state.silent:
                 state.heard_at = now
             elif now - state.heard_at >= stall and self._may_rest(state):
                 state.outlier.rest(f"it sent nothing for {stall:g} s while requests waited", now, self._outliers)
@@ -158,7 +162,16 @@ class Registry:
     def progressed(self, name: str, steps: float | None, now: float) -> bool:
         """Take the count of its engine's steps; returns True if it has begun or ceased to stall."""
         state = self.backends[name]
-        return state.progress.observe(steps, busy=state.in_flight > state.silent, now=now, after=self._outliers.stall)
+        busy = state.in_flight > state.silent and not state.asleep
+        return state.progress.observe(steps, busy=busy, now=now, after=self._outliers.stall)
+
+    def slept(self, name: str, asleep: bool, discarded: bool, now: float) -> bool:
+        """Take whether it is in sleep mode, and so deeply that its cache was `discarded`; returns True if that has changed."""
+        state = self.backends[name]
+        if discarded and not state.asleep:
+            state.processes += 1  # as after a restart
+        changed, state.asleep = asleep != state.asleep, asleep
+        return self._flipped(state, changed, now)
 
     def began(self, name: str, at: float | None) -> None:
         """Take when its engines say that they began, in seconds since 1970; None where they do not say."""
@@ -171,7 +184,7 @@ class Registry:
         """Whether a backend may rest: others are in rotation, and no more than half of all rest."""
         others = [b for b in self.backends.values() if b is not state]
         resting = sum(b.outlier.state is not Rest.IN for b in others)
-        working = any(b.health.usable and b.outlier.state is Rest.IN and not b.drain.over for b in others)
+        working = any(b.available and b.outlier.state is Rest.IN for b in others)
         return working and resting < max(1, len(self.backends) // 2)
 
     def set_models(self, name: str, cards: list[dict[str, object]]) -> None:
@@ -252,4 +265,5 @@ class Registry:
     def _flipped(state: BackendState, changed: bool, now: float) -> bool:
         if changed:
             state.since = now
+            state.asleep = state.asleep and state.health.usable  # what comes up again is awake until it says otherwise
         return changed

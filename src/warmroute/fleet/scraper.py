@@ -20,6 +20,8 @@ log = logging.getLogger("warmroute.scrape")
 
 _PAGE_LIMIT = 8 << 20
 """Bytes of a page that are read at most: vLLM's has some 60 KiB an engine, and reading one takes time of the event loop."""
+_ASLEEP_EVERY = 1.0
+"""Seconds between reads of a backend that sleeps, so that it is soon used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,10 @@ class Scraper:
         clock: Callable[[], float],
         keep: Callable[[str], bool],
         read: Callable[[BackendState], None] = lambda _: None,
+        woke: Callable[[], None] = lambda: None,
     ) -> None:
-        """`read` is told of each backend that was read."""
+        """`read` is told of each backend that was read, `woke` that one has woken from sleep mode."""
+        self._woke = woke
         self._read_it = read
         self._registry = registry
         self._client = client
@@ -79,16 +83,20 @@ class Scraper:
     async def _watch(self, state: BackendState, pace: Pace) -> None:
         while True:
             started = self._clock()
-            await self._read(state)
-            await pace.pause(max(0.0, started + self._times.interval - self._clock()))
+            await self.read(state)
+            interval = min(self._times.interval, _ASLEEP_EVERY) if state.asleep else self._times.interval
+            await pace.pause(max(0.0, started + interval - self._clock()))
 
-    async def _read(self, state: BackendState) -> None:
-        error = None
+    async def read(self, state: BackendState) -> None:
+        """Read one backend now."""
+        error, asleep = None, state.asleep
         try:
             url, timeout = f"{state.spec.url}/metrics", self._times.timeout
             page = await fetch(self._client, url, timeout=timeout, limit=_PAGE_LIMIT, headers=state.spec.credentials)
             take(self._registry, state, parse(page.decode("utf-8", "replace"), state.name, self._keep), self._clock())
             self._read_it(state)
+            if asleep and not state.asleep:
+                self._woke()
         except FetchError as problem:
             error = str(problem)
         if error and not state.scrape.error and state.health.up:
@@ -110,6 +118,8 @@ def take(registry: Registry, state: BackendState, exposition: Exposition, now: f
     if registry.progressed(state.name, vllm_metrics.steps(values), now):
         tell = log.warning if state.progress.stalled else log.info
         tell("%s %s", state.name, state.reason or "gets on again")
+    if registry.slept(state.name, vllm_metrics.asleep(values), vllm_metrics.discarded(values), now):
+        log.info("%s is %s", state.name, "asleep: its conversations go elsewhere" if state.asleep else "awake again")
     gauges = vllm_metrics.engines(values)
     registry.set_engines(state.name, [gauge.engine for gauge in gauges])
     for engine in state.engines:

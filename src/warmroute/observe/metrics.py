@@ -206,6 +206,9 @@ def _backends(backends: list[BackendState], now: float) -> Iterator[Metric]:
         ((b.name, float(b.progress.stalled)) for b in backends),
     )
     yield _gauge(
+        "warmroute_backend_sleeping", "1 while it is in sleep mode", ((b.name, float(b.asleep)) for b in backends)
+    )
+    yield _gauge(
         "warmroute_backend_draining",
         "1 while it takes no new sessions",
         ((b.name, float(b.draining)) for b in backends),

@@ -128,6 +128,7 @@ _MOVES: Mapping[str, str] = {
         " Raise queue.in_flight, or let them wait: affinity.when_full: wait."
     ),
     Move.COLD: "Conversations that their backend had dropped moved to one with less to do: nothing to do.",
+    Move.SLEEP: "Conversations moved because their backend was put to sleep, which empties its cache: nothing to do.",
     Move.OWNER: "Conversations went where the response that they name was made: nothing to do.",
     Move.FORGOTTEN: (
         "Conversations came back after the router had forgotten them, or through another router."

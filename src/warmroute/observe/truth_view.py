@@ -34,6 +34,7 @@ MEANINGS: dict[str, str] = {
     Move.SPILL: "Its backend was full.",
     Move.COLD: "Its backend had dropped it, and was busy.",
     Move.OWNER: "It names a response that another backend made.",
+    Move.SLEEP: "Its backend was put to sleep.",
     Move.FORGOTTEN: "The router had forgotten where it was, or another router placed it.",
     **{cause.value: sentence for cause, sentence in SENTENCES.items()},
 }

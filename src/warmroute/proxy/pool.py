@@ -49,7 +49,7 @@ def _words(error: OSError) -> str:
 
 
 def _removed(spec: BackendSpec) -> Failure:
-    return Failure(Phase.CONNECT, "removed", f"{spec.name} was removed from the configuration")
+    return Failure(Phase.CONNECT, "removed", f"{spec.name} was removed")
 
 
 class Pool:

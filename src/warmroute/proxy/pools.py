@@ -90,6 +90,11 @@ class Pools(dict[str, Pool]):
         return iter(dict.fromkeys(chain(self.values(), self._gone)))
 
 
+def asleep(name: str) -> Failure:
+    """A backend was put to sleep with requests there, and would answer when it is awake."""
+    return Failure(Phase.HEAD, "asleep", f"{name} was put to sleep")
+
+
 def silent(name: str, seconds: float) -> Failure:
     """A backend has sent nothing for so many seconds while requests waited."""
     return Failure(Phase.HEAD, "timeout", f"{name} sent nothing for {seconds:g} s")

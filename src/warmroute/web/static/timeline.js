@@ -4,11 +4,12 @@ import { clock, count, moment } from "./figures.js";
 import { byId, nameOf, repeat } from "./page.js";
 
 const FEW = 8;
-const STATE_COLORS = { up: "--good", down: "--bad", resting: "--bad", draining: "--drain", drained: "--drain" };
+const STATE_COLORS = { up: "--good", down: "--bad", resting: "--bad", draining: "--drain", drained: "--drain", sleeping: "--drain" };
 const WHY_MOVED = {
   failover: "its backend failed",
   drain: "its backend was drained",
   removed: "its backend is no longer configured",
+  sleep: "its backend was put to sleep",
   cold: "its backend had dropped it, and was busy",
   spill: "its backend was full",
   cold: "its backend had dropped it, and was busy",
