@@ -47,7 +47,7 @@ BESIDE: dict[str, set[str]] = {
 }
 """Modules that the chain of arrows does not name, and what they may import."""
 
-CONFIG_IS_FOR = {"settings", "assembly", "membership", "app", "process", "cli", "check", "control", "demo"}
+CONFIG_IS_FOR = {"settings", "assembly", "membership", "app", "process", "cli", "check", "control", "demo", "simulate"}
 CATCH_ALL = {("housekeeping.py", "keep"), ("proxy/data.py", "__call__")}
 """The two places where a fault of the router itself is caught, told and counted: a loop beside, and one request."""
 

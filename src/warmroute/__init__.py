@@ -19,11 +19,12 @@ A map of the package, in the order in which a request meets it:
     web/                the admin listener and the dashboard
     sim/                a simulated vLLM with a real prefix cache, and a chat workload
     check, control      `warmroute check URL`; the commands that talk to a running router; saved: a request kept in a file
+    simulate/           `warmroute simulate`: ways of placing requests compared on a workload, in simulated time
     lint/               `warmroute lint FILE`: prompts that change, found in a log of requests
     demo                simulated servers, router and chat in one process
 
 Arrows point one way: core <- pins <- recognition <- fleet <- discovery <- truth <- observe <- proxy <- web, sim <- listeners,
-notify <- settings <- assembly <- housekeeping, membership <- app <- process, demo <- cli. core imports only itself and the
+notify <- settings <- assembly, simulate <- housekeeping, membership <- app <- process, demo <- cli. core imports only itself and the
 pure standard library. State changes are synchronous and whole; async code only moves bytes.
 """
 

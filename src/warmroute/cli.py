@@ -20,6 +20,7 @@ from .listeners import StartError
 from .observe.writer import BackgroundWriter
 from .process import serve
 from .sim import backend as sim_backend
+from .simulate.command import simulate_command
 
 RUNTIME_ERROR, USAGE_ERROR = 1, 2
 
@@ -286,6 +287,7 @@ def explain_command(
 
 main.add_command(check_command)
 main.add_command(lint_command)
+main.add_command(simulate_command)
 
 
 def _drained(answer: dict[str, Any]) -> str:

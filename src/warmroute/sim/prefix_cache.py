@@ -169,7 +169,7 @@ class PrefixCache:
         if needed > 0:
             sequence.blocks.extend(self._allocate(needed))
         sequence.computed = reached
-        full = min(reached, sequence.num_tokens) // self.block_size
+        full = min(min(reached, sequence.num_tokens) // self.block_size, len(sequence.hashes))
         self._name(sequence, full)
         self._offer(sequence, full)
         return True
