@@ -493,8 +493,11 @@ def test_the_chosen_backend_is_a_candidate_and_the_reason_fits(
     if decision.backend is None:
         assert decision == Decision(decision.reason)
         return
-    chosen = candidates[decision.backend]
-    pinned_here = who is not None and pin is not None and pin.backend in candidates
+    # A pin holds where the models are not known, even if another backend is known to serve this one.
+    may = {b.name: b for b in found if b.available and b.name not in exclude}
+    may = {name: b for name, b in may.items() if model is None or b.models is None or model in b.models}
+    pinned_here = who is not None and pin is not None and pin.backend in may
+    chosen = (may if pinned_here else candidates)[decision.backend]
     assert (decision.reason is Reason.PIN_HIT) == pinned_here
     if pinned_here:
         assert pin is not None
