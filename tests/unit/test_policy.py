@@ -644,6 +644,15 @@ def test_a_known_beginning_is_worth_one_session_more_than_the_share() -> None:
     assert [goes(extra) == "a" for extra in range(5)] == [True, True, False, False, False]
 
 
+def test_where_many_sessions_live_it_is_worth_as_many_more_as_the_bound_gives() -> None:
+    def goes(extra: int) -> str | None:
+        of = fleet(Backend("a", sessions=300 + extra), *(Backend(name, sessions=300) for name in "bcd"))
+        return choose(of, session(), wishes=near(Reason.HEAD, "a"), bounds=Bounds(sessions=1.05, even=100)).backend
+
+    # its share is some 303; 1.05 of what that has beyond 100 gives 313, and one more for the beginning
+    assert [extra for extra in range(30) if goes(extra) == "a"][-1] == 13
+
+
 def test_a_beginning_that_is_known_everywhere_decides_nothing() -> None:
     of = fleet(*map(Backend, "abc"))
     assert choose(of, session(), wishes=near(Reason.HEAD, "a", "b", "c")).reason is Reason.RING

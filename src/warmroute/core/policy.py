@@ -18,7 +18,7 @@ class Bounds:
     beyond them a backend may hold that factor, so that most sessions of a large fleet are at home on the ring.
     `in_flight` bounds running requests; a backend over it takes new sessions only if all are. For a session that
     would rather be where a part of its prompt is known, `near_in_flight` requests may run there whatever runs elsewhere, and
-    `near_sessions` sessions more than a fair share may live there: a known beginning saves one prefill, too many sessions
+    `near_sessions` sessions more than `sessions` gives may live there: a known beginning saves one prefill, too many sessions
     cost as long as they live. A backend with `full` requests in flight takes no more (0: any number): its sessions wait, or
     with `spill` are served elsewhere, and after `spills` times in a row move. With `strict` sessions do not move from a
     backend that may come back.
@@ -222,7 +222,8 @@ def _near(candidates: list[Candidate], near: Near, key: bytes, bounds: Bounds) -
         share = backend.weight / weight
         most = max(bounds.near_in_flight, _limit(in_flight * share, bounds.in_flight))
         crowded = near.reason is not Reason.HISTORY and backend.in_flight + 1 > most
-        if near.reason is Reason.HEAD and backend.sessions + 1 > ceil(sessions * share - 1e-9) + bounds.near_sessions:
+        allowed = _limit(sessions * share, bounds.sessions, bounds.even) + bounds.near_sessions
+        if near.reason is Reason.HEAD and backend.sessions + 1 > allowed:
             crowded = True
         if not crowded:
             engine = place.engine if _has_engine(backend, place.engine) else pick_engine(backend, key)
