@@ -24,8 +24,8 @@ A map of the package, in the order in which a request meets it:
     demo                simulated servers, router and chat in one process
 
 Arrows point one way: core <- pins <- recognition <- fleet <- discovery <- truth <- observe <- proxy <- web, sim <- listeners,
-notify <- settings <- assembly, simulate <- housekeeping, membership <- app <- process, demo <- cli. core imports only itself and the
-pure standard library. State changes are synchronous and whole; async code only moves bytes.
+notify <- settings <- assembly, simulate <- housekeeping, membership <- app <- process, demo <- cli. core imports only itself
+and the pure standard library. State changes are synchronous and whole; async code only moves bytes.
 """
 
 __version__ = "0.1.0"

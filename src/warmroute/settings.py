@@ -66,6 +66,7 @@ def bounds(config: Config) -> Bounds:
         affinity.session_bound,
         affinity.even_sessions,
         affinity.in_flight_bound,
+        affinity.size_bound,
         full=config.queue.in_flight,
         spill=affinity.when_full == "spill",
         spills=affinity.spills,

@@ -261,7 +261,7 @@ class TestGrowth:
     async def test_a_session_that_was_forgotten_gets_its_home_on_the_ring_again(
         self, backends: list[FaultyBackend], start_router: StartRouter
     ) -> None:
-        alone = {"even_sessions": 0, "session_bound": 10, "in_flight_bound": 10, "max_sessions": 10}
+        alone = {"even_sessions": 0, "session_bound": 10, "size_bound": 10, "in_flight_bound": 10, "max_sessions": 10}
         router = await start_router(backends, affinity=alone)
         ids = [f"s{i}" for i in range(60)]
         first = await homes(router.data_url, ids)

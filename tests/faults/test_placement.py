@@ -17,7 +17,7 @@ from .backend import FaultyBackend, after, by_name, everywhere, homes, posts, tu
 from .conftest import StartRouter
 
 IDS = [f"session-{i}" for i in range(500)]
-RING_ALONE = {"even_sessions": 0, "session_bound": 10, "in_flight_bound": 10}
+RING_ALONE = {"even_sessions": 0, "session_bound": 10, "size_bound": 10, "in_flight_bound": 10}
 """Bounds that nothing exceeds, so that the ring alone places."""
 
 

@@ -230,7 +230,7 @@ class TestRouterReplicas:
     async def test_without_a_store_the_ring_alone_is_the_same_everywhere(
         self, backends: list[FaultyBackend], start_router: StartRouter
     ) -> None:
-        alone = {"even_sessions": 0, "session_bound": 10, "in_flight_bound": 10}
+        alone = {"even_sessions": 0, "session_bound": 10, "size_bound": 10, "in_flight_bound": 10}
         one = await start_router(backends, affinity=alone)
         two = await start_router(backends[::-1], affinity=alone)
         first = await homes(one.data_url, self.SESSIONS)

@@ -33,6 +33,16 @@ async def test_every_turn_goes_where_the_first_went(router: Router, backends: li
     assert sorted(list(first.values()).count(b.name) for b in backends) == [8, 8, 8]
 
 
+async def test_a_backend_with_a_long_prompt_gets_new_sessions_after_the_others(router: Router) -> None:
+    long = (await chats(router, ["long"], padding="x" * 200_000))["long"]
+    assert router.registry.backends[long].size == 195
+    await chats(router, ["a", "b"])
+    for round_ in range(6):
+        homes = list((await chats(router, [f"{round_}-{i}" for i in range(3)])).values())
+        assert homes[2] == long
+        assert len(set(homes)) == 3
+
+
 async def test_the_body_field_is_a_session_and_the_header_wins(router: Router) -> None:
     async with await RawClient.connect(router.data_url) as client:
         by_field = await client.chat(session_id="abc")

@@ -52,6 +52,18 @@ def table(clock: Clock) -> PinTable:
     return PinTable(clock, idle_expiry=IDLE, limit=3)
 
 
+def test_a_backend_holds_what_its_sessions_came_with(table: PinTable) -> None:
+    table.reserve(session("1"), bind("a"), 10)
+    table.reserve(session("2"), bind("a"), 5)
+    table.confirm(session("1"), bind("a"))
+    assert (table.size("a"), table.size("b")) == (15, 0)
+    table.reserve(session("1"), keep("a"), 30)  # it has grown where it lives
+    table.reserve(session("1"), move("b"), 40)
+    assert (table.size("a"), table.size("b")) == (5, 40)
+    table.withdraw(session("1"), move("b"))
+    assert (table.size("a"), table.size("b")) == (15, 0)
+
+
 def place(table: PinTable, who: Session, decision: Decision) -> bool:
     """One whole turn: reserved, then confirmed."""
     table.reserve(who, decision)
@@ -399,7 +411,7 @@ class History(RuleBasedStateMachine):
         decision = bind(backend, engine)
         if pin is not None:
             decision = move(backend, engine) if lost else keep(pin.backend, engine)
-        self.table.reserve(who, decision)
+        self.table.reserve(who, decision, round(self.clock.now) % 50)
         self.naive.reserve(who.key, decision, self.clock.now)
         self.open.append((who, decision))
 
@@ -438,6 +450,7 @@ class History(RuleBasedStateMachine):
         engines = Counter((pin.backend, pin.engine) for pin in pins)
         for backend in "abc":
             assert self.table.sessions(backend) == backends[backend]
+            assert self.table.size(backend) == sum(pin.size for pin in pins if pin.backend == backend)
             for engine in (None, "0", "1"):
                 assert self.table.engine_sessions(backend, engine) == engines[backend, engine]
 

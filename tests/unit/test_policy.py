@@ -33,6 +33,7 @@ class Backend:
     leaving: bool = False
     models: Collection[str] | None = None
     sessions: int = 0
+    size: int = 0
     in_flight: int = 0
     engines: Sequence[Engine] = ()
 
@@ -69,6 +70,7 @@ def choose(
     exclude: Collection[str] = (),
     bounds: Bounds | None = None,
     wishes: Wishes = NO_WISHES,
+    size: int = 0,
     cold: bool = False,
 ) -> Decision:
     return decide(
@@ -80,6 +82,7 @@ def choose(
         exclude=exclude,
         bounds=bounds or Bounds(),
         wishes=wishes,
+        size=size,
         cold=cold,
     )
 
@@ -509,6 +512,44 @@ def test_the_chosen_backend_is_a_candidate_and_the_reason_fits(
     assert decision.engine is None or decision.engine in [e.engine for e in chosen.engines]
 
 
+@given(some_fleets, st.lists(st.integers(0, 1000), min_size=5, max_size=5), sessions, st.integers(0, 1000), factors)
+def test_sizes_decide_only_among_backends_under_the_session_bound(
+    found: list[Backend], sizes: list[int], who: Session | None, size: int, bounds: Bounds
+) -> None:
+    of = fleet(*(replace(b, size=s) for b, s in zip(found, sizes, strict=False)))
+    candidates = [b for b in of.serving(None) if b.accepts_new] or of.serving(None)
+    decision = choose(of, who, bounds=bounds, size=size)
+    assert (decision.backend is None) == (not candidates)
+    if who is None or not candidates:
+        return
+    weight = sum(b.weight for b in candidates)
+    share = (sum(b.sessions for b in candidates) + 1) / weight
+    chosen = of.backends[decision.backend or ""]
+    assert chosen.sessions <= limit(share * chosen.weight, bounds)  # one more where all under it are stuck
+
+
+def test_of_backends_with_room_those_with_shorter_prompts_go_first() -> None:
+    town = {name: Backend(name) for name in "abcd"}
+    for number in range(400):
+        size = 400 if number % 10 == 0 else 4
+        backend = choose(fleet(*town.values()), session(number), size=size).backend
+        assert backend is not None
+        town[backend].sessions += 1
+        town[backend].size += size
+    assert {b.sessions for b in town.values()} == {100}
+    sizes = [b.size for b in town.values()]
+    assert max(sizes) / (sum(sizes) / 4) < 1.1
+
+
+def test_without_a_size_bound_sizes_do_not_count() -> None:
+    heavy = {name: Backend(name, size=1000 * number) for number, name in enumerate("abcd")}
+    light = {name: Backend(name) for name in "abcd"}
+    bounds = Bounds(size=10)
+    for number in range(50):
+        at = [choose(fleet(*of.values()), session(number), bounds=bounds, size=5).backend for of in (heavy, light)]
+        assert at[0] == at[1]
+
+
 def limit(share: float, bounds: Bounds) -> float:
     """The most sessions a backend of this share may hold."""
     return max(ceil(share), share + max(0.0, share - bounds.even) * (bounds.sessions - 1.0)) + 1e-6
@@ -651,6 +692,15 @@ def test_where_many_sessions_live_it_is_worth_as_many_more_as_the_bound_gives() 
 
     # its share is some 303; 1.05 of what that has beyond 100 gives 313, and one more for the beginning
     assert [extra for extra in range(30) if goes(extra) == "a"][-1] == 13
+
+
+def test_a_beginning_is_not_followed_to_where_the_long_prompts_are() -> None:
+    def follows(size: int) -> bool:
+        of = fleet(Backend("a", sessions=5, size=size), *(Backend(name, sessions=5, size=1000) for name in "bcd"))
+        return choose(of, session(), wishes=near(Reason.HEAD, "a"), size=10).reason is Reason.HEAD
+
+    # with the new one it may have 1.1 of a quarter of all: x + 10 = 1.1 / 4 (x + 3010)
+    assert [size for size in range(900, 1300, 10) if follows(size)][-1] == 1120
 
 
 def test_a_beginning_that_is_known_everywhere_decides_nothing() -> None:

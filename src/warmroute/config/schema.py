@@ -54,6 +54,7 @@ class AffinityConfig(Section):
     max_sessions: Annotated[int, Field(gt=0)] = 1_000_000
     session_bound: Annotated[float, Field(ge=1, le=10)] = 1.05
     even_sessions: Annotated[int, Field(ge=0)] = 100
+    size_bound: Annotated[float, Field(ge=1, le=10)] = 1.1
     in_flight_bound: Annotated[float, Field(ge=1, le=10)] = 1.25
     when_full: Literal["wait", "spill"] = "wait"
     spills: Annotated[int, Field(ge=1)] = 3

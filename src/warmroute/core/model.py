@@ -122,7 +122,10 @@ class EngineLoad(Protocol):
 
 
 class Candidate(Protocol):
-    """What a decision may read of a backend; `fleet.registry.BackendState` is one."""
+    """What a decision may read of a backend; `fleet.registry.BackendState` is one.
+
+    `size` is that of its sessions together, in KiB of the prompts with which they came.
+    """
 
     @property
     def name(self) -> str: ...
@@ -138,6 +141,8 @@ class Candidate(Protocol):
     def models(self) -> Collection[str] | None: ...
     @property
     def sessions(self) -> int: ...
+    @property
+    def size(self) -> int: ...
     @property
     def in_flight(self) -> int: ...
     @property

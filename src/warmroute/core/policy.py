@@ -1,6 +1,6 @@
 """Whom to ask: the pin if it holds, else the first backend in ring order that is under its bound."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import NamedTuple
@@ -16,6 +16,8 @@ class Bounds:
     `sessions` bounds live sessions. The first `even` sessions of a backend's share are dealt out exactly, since few long
     conversations must spread evenly too, and those that run now are only some of those that live; of what the share has
     beyond them a backend may hold that factor, so that most sessions of a large fleet are at home on the ring.
+    `size` bounds what the live sessions came with, in bytes: among backends under the bound of sessions those that hold less
+    than that many times their share go first, since one long prompt takes more of a server than ten short ones.
     `in_flight` bounds running requests; a backend over it takes new sessions only if all are. For a session that
     would rather be where a part of its prompt is known, `near_in_flight` requests may run there whatever runs elsewhere, and
     `near_sessions` sessions more than `sessions` gives may live there: a known beginning saves one prefill, too many sessions
@@ -27,6 +29,7 @@ class Bounds:
     sessions: float = 1.05
     even: int = 100
     in_flight: float = 1.25
+    size: float = 1.1
     near_in_flight: int = 4
     near_sessions: int = 1
     full: int = 0
@@ -87,11 +90,12 @@ def decide(
     exclude: Collection[str] = (),
     bounds: Bounds = DEFAULT_BOUNDS,
     wishes: Wishes = NO_WISHES,
+    size: int = 0,
     cold: bool = False,
 ) -> Decision:
     """Choose a backend and say why; changes nothing.
 
-    `cold` says that the pin's backend is known to have nothing left of the session.
+    `cold` says that the pin's backend is known to have nothing left of the session. `size` is that of the prompt, in KiB.
     `exclude` names the backends that have failed this request already. `request_key` breaks ties between equally loaded
     backends for a request without a session.
     """
@@ -103,11 +107,11 @@ def decide(
         pinned = fleet.backends.get(pin.backend)
         served = pinned is not None and _serves(pinned, model)
         if pinned is not None and served and pinned.available and pinned.name not in exclude:
-            elsewhere = _leave_cold(fleet, session, pinned, model, exclude, bounds) if cold else None
+            elsewhere = _leave_cold(fleet, session, pinned, model, exclude, bounds, size) if cold else None
             if elsewhere is not None:
                 return elsewhere
             if _full(pinned, bounds):
-                return _spill(fleet, session, pinned, pin, model, exclude, bounds)
+                return _spill(fleet, session, pinned, pin, model, exclude, bounds, size)
             engine = pin.engine if _has_engine(pinned, pin.engine) else pick_engine(pinned, session.key)
             return Decision(Reason.PIN_HIT, pinned.name, engine, PinChange.KEEP)
         if pinned is not None and served and bounds.strict and not pinned.leaving:
@@ -124,10 +128,10 @@ def decide(
         reason = Reason.SIDE if wishes.side else Reason.NO_SESSION
         return Decision(reason, _least_loaded(fleet.ring, candidates, request_key).name)
     if wishes.near is not None and pin is None:
-        near = _near(candidates, wishes.near, session.key, bounds)
+        near = _near(candidates, wishes.near, session.key, bounds, size)
         if near is not None:
             return near
-    home, chosen = _place(fleet.ring, candidates, session.key, bounds)
+    home, chosen = _place(fleet.ring, candidates, session.key, bounds, size)
     engine = pick_engine(chosen, session.key)
     if pin is not None:
         return Decision(Reason.PIN_LOST, chosen.name, engine, PinChange.MOVE)
@@ -140,7 +144,13 @@ def _full(backend: Candidate, bounds: Bounds) -> bool:
 
 
 def _leave_cold(
-    fleet: Fleet, session: Session, pinned: Candidate, model: str | None, exclude: Collection[str], bounds: Bounds
+    fleet: Fleet,
+    session: Session,
+    pinned: Candidate,
+    model: str | None,
+    exclude: Collection[str],
+    bounds: Bounds,
+    size: int,
 ) -> Decision | None:
     """Nothing holds the session where it lives: where that is busier than its share, or to be left, it goes elsewhere.
 
@@ -157,7 +167,7 @@ def _leave_cold(
         share = (sum(b.in_flight for b in candidates) + 1) * pinned.weight / sum(b.weight for b in candidates)
         if pinned.in_flight + 1 <= max(bounds.near_in_flight, _limit(share, bounds.in_flight)):
             return None
-    _, chosen = _place(fleet.ring, others, session.key, bounds)
+    _, chosen = _place(fleet.ring, others, session.key, bounds, size)
     return Decision(Reason.PIN_COLD, chosen.name, pick_engine(chosen, session.key), PinChange.MOVE)
 
 
@@ -169,13 +179,14 @@ def _spill(
     model: str | None,
     exclude: Collection[str],
     bounds: Bounds,
+    size: int,
 ) -> Decision:
     """The pinned backend is full: wait for it, or go elsewhere this once, or for good where that has happened too often."""
     serving = fleet.serving(model, {*exclude, pinned.name}) if bounds.spill else []
     others = [b for b in serving if b.accepts_new and not _full(b, bounds)]
     if not others:
         return Decision(Reason.BUSY, full=pinned.name)
-    _, chosen = _place(fleet.ring, others, session.key, bounds)
+    _, chosen = _place(fleet.ring, others, session.key, bounds, size)
     change = PinChange.MOVE if pin.spills + 1 >= bounds.spills else PinChange.NONE
     return Decision(Reason.PIN_SPILL, chosen.name, pick_engine(chosen, session.key), change)
 
@@ -204,7 +215,7 @@ def _ask_owner(
     return Decision(Reason.OWNER, owner, engine, change)
 
 
-def _near(candidates: list[Candidate], near: Near, key: bytes, bounds: Bounds) -> Decision | None:
+def _near(candidates: list[Candidate], near: Near, key: bytes, bounds: Bounds, size: int) -> Decision | None:
     """The first place where a new session may be near what it shares, or None.
 
     A history is followed whatever runs there. Near a parent only requests in flight count, since its sub-agents come at
@@ -212,7 +223,7 @@ def _near(candidates: list[Candidate], near: Near, key: bytes, bounds: Bounds) -
     """
     weight = sum(b.weight for b in candidates)
     sessions, in_flight = sum(b.sessions for b in candidates) + 1, sum(b.in_flight for b in candidates) + 1
-    by_name = {b.name: b for b in candidates}
+    by_name, small = {b.name: b for b in candidates}, _under_size(candidates, bounds, size)
     if near.reason is Reason.HEAD and len({place.backend for place in near.places} & by_name.keys()) == len(by_name):
         return None  # known everywhere
     for place in near.places:
@@ -223,7 +234,7 @@ def _near(candidates: list[Candidate], near: Near, key: bytes, bounds: Bounds) -
         most = max(bounds.near_in_flight, _limit(in_flight * share, bounds.in_flight))
         crowded = near.reason is not Reason.HISTORY and backend.in_flight + 1 > most
         allowed = _limit(sessions * share, bounds.sessions, bounds.even) + bounds.near_sessions
-        if near.reason is Reason.HEAD and backend.sessions + 1 > allowed:
+        if near.reason is Reason.HEAD and (backend.sessions + 1 > allowed or not small(backend)):
             crowded = True
         if not crowded:
             engine = place.engine if _has_engine(backend, place.engine) else pick_engine(backend, key)
@@ -261,7 +272,9 @@ def _least_loaded(ring: Ring, candidates: list[Candidate], key: bytes) -> Candid
     return next(_ordered(ring, (b for b in candidates if b.in_flight / b.weight == least), key))
 
 
-def _place(ring: Ring, candidates: list[Candidate], key: bytes, bounds: Bounds) -> tuple[Candidate, Candidate]:
+def _place(
+    ring: Ring, candidates: list[Candidate], key: bytes, bounds: Bounds, size: int
+) -> tuple[Candidate, Candidate]:
     """The key's home among the candidates, and the first in ring order that is under both bounds.
 
     The bounds count the session being placed, so one candidate always passes the first; where none passes both, the one
@@ -274,6 +287,8 @@ def _place(ring: Ring, candidates: list[Candidate], key: bytes, bounds: Bounds) 
     ordered = list(_ordered(ring, candidates, key))
     most = {b.name: _limit(sessions * b.weight, bounds.sessions, bounds.even) for b in ordered}
     under = [b for b in ordered if b.sessions + 1 <= most[b.name]]
+    small = _under_size(candidates, bounds, size)
+    under = [b for b in under if small(b)] or under
     for backend in under:
         if backend.in_flight + 1 <= _limit(in_flight * backend.weight, bounds.in_flight):
             return ordered[0], backend
@@ -283,6 +298,12 @@ def _place(ring: Ring, candidates: list[Candidate], key: bytes, bounds: Bounds) 
         if near:
             return ordered[0], min(near, key=lambda b: b.sessions / b.weight)
     return ordered[0], min(under, key=lambda b: b.in_flight / b.weight)
+
+
+def _under_size(candidates: list[Candidate], bounds: Bounds, size: int) -> Callable[[Candidate], bool]:
+    """Tells whether a backend may take a prompt of this size by what its sessions came with; the one with the least may."""
+    each = (sum(b.size for b in candidates) + size) / sum(b.weight for b in candidates)
+    return lambda b: b.size + size <= max(bounds.size * each * b.weight, each * b.weight + size)
 
 
 def _limit(share: float, factor: float, even: int = 0) -> int:

@@ -126,6 +126,10 @@ class BackendState:
         return self.pins.sessions(self.name)
 
     @property
+    def size(self) -> int:
+        return self.pins.size(self.name)
+
+    @property
     def state(self) -> str:
         """One word for people: starting, up, down, sleeping, resting, trial, draining or drained."""
         if self.health.up is None:

@@ -16,15 +16,17 @@ Shelf = OrderedDict[bytes, "Pin"]
 class Pin:
     """One conversation's place. `confirmed` once content came from there; until then `before` is where it was.
 
-    `spills` counts the turns in a row that were served elsewhere. `proven` is False for what may be a single request: a
-    prompt without an id, or one beside another conversation, that nobody has gone on with. `held` and `shared` are for
-    routers that share their pins: what the store holds for it, and when that was asked.
+    `size` is that of the prompt with which it came here, in KiB. `spills` counts the turns in a row that were served
+    elsewhere. `proven` is False for what may be a single request: a prompt without an id, or one beside another
+    conversation, that nobody has gone on with. `held` and `shared` are for routers that share their pins: what the store
+    holds for it, and when that was asked.
     """
 
     backend: str
     engine: str | None
     source: str
     used: float
+    size: int = 0
     turns: int = 0
     spills: int = 0
     proven: bool = True
@@ -53,6 +55,7 @@ class PinTable:
         self._unproven: Shelf = OrderedDict()
         self._counts: Counter[tuple[str, str | None]] = Counter()
         self._backends: Counter[str] = Counter()
+        self._sizes: Counter[str] = Counter()
         self.evicted = 0
         self.expired = 0
 
@@ -76,11 +79,15 @@ class PinTable:
         """Live sessions of a backend."""
         return self._backends[backend]
 
+    def size(self, backend: str) -> int:
+        """KiB of the prompts with which a backend's live sessions came there."""
+        return self._sizes[backend]
+
     def engine_sessions(self, backend: str, engine: str | None) -> int:
         return self._counts[backend, engine]
 
-    def reserve(self, session: Session, decision: Decision) -> None:
-        """Put the session where the decision says, until it is confirmed or withdrawn."""
+    def reserve(self, session: Session, decision: Decision, size: int = 0) -> None:
+        """Put the session where the decision says, until it is confirmed or withdrawn. `size` is its prompt's, in KiB."""
         if decision.backend is None or decision.change is PinChange.NONE:
             return
         now = self._clock()
@@ -93,7 +100,7 @@ class PinTable:
             old.used, old.spills = now, 0
             self._put(session.key, old)
             return
-        pin = Pin(decision.backend, decision.engine, session.source, now)
+        pin = Pin(decision.backend, decision.engine, session.source, now, size)
         if old is not None:
             self._count(old, -1)
             pin.turns, pin.held, pin.proven = old.turns, old.held, old.proven
@@ -202,7 +209,8 @@ class PinTable:
     def _count(self, pin: Pin, by: int) -> None:
         self._counts[pin.backend, pin.engine] += by
         self._backends[pin.backend] += by
+        self._sizes[pin.backend] += by * pin.size
         if not self._counts[pin.backend, pin.engine]:
             del self._counts[pin.backend, pin.engine]
         if not self._backends[pin.backend]:
-            del self._backends[pin.backend]
+            del self._backends[pin.backend], self._sizes[pin.backend]

@@ -47,7 +47,7 @@ class Explainer:
         model = self.placement.model_of(request.model)
         turn = self.recognizer.recognise(request, route, model, routes.response_id(route, raw_path))
         turn.refused += self.recognizer.repeated(turn, headers)
-        decision = self.placement.look(turn.session, model, b"explain", (), turn.wishes)
+        decision = self.placement.look(turn.session, model, b"explain", (), turn.wishes, size=len(body) >> 10)
         refused = dict(turn.refused)
         return {
             "path": route.label,

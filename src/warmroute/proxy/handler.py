@@ -185,9 +185,9 @@ class Handler:
 
     async def _place(self, x: InFlight) -> Placed | Decision:
         """A place for the request, waited for in the queue while backends are full."""
-        key, turn, deadline = x.record.id.encode(), x.turn, None
+        key, turn, size, deadline = x.record.id.encode(), x.turn, len(x.request.body) >> 10, None
         while True:
-            placed = await self._placement.place_agreed(turn.session, x.model, key, x.exclude, turn.wishes)
+            placed = await self._placement.place_agreed(turn.session, x.model, key, x.exclude, turn.wishes, size)
             if isinstance(placed, Placed) or placed.reason is not Reason.BUSY:
                 return placed
             again, deadline = deadline is not None, deadline or self._queue.deadline()

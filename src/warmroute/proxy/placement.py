@@ -42,7 +42,7 @@ class Placement:
         self._residents = residents
         self._bounds = bounds
         # Bounds that nothing exceeds: what each router counts differs, its ring does not, so they agree without asking.
-        self._ring_alone = replace(bounds, sessions=1e9, even=0, in_flight=1e9)
+        self._ring_alone = replace(bounds, sessions=1e9, even=0, size=1e9, in_flight=1e9)
         self._shared = shared
 
     def model_of(self, named: str | None) -> str | None:
@@ -60,8 +60,9 @@ class Placement:
         exclude: Collection[str],
         wishes: Wishes = NO_WISHES,
         bounds: Bounds | None = None,
+        size: int = 0,
     ) -> Decision:
-        """Where the request would go now."""
+        """Where the request would go now. `size` is its prompt's, in KiB."""
         pin = self._pins.get(session.key) if session else None
         residents = self._residents
         return decide(
@@ -73,6 +74,7 @@ class Placement:
             exclude=exclude,
             bounds=bounds or self._bounds,
             wishes=wishes,
+            size=size,
             cold=pin is not None
             and session is not None
             and residents is not None
@@ -87,13 +89,14 @@ class Placement:
         exclude: Collection[str],
         wishes: Wishes = NO_WISHES,
         bounds: Bounds | None = None,
+        size: int = 0,
     ) -> Placed | Decision:
         """Choose a backend and take a place there, or return the decision that says why none can be had."""
-        decision = self.look(session, model, request_key, exclude, wishes, bounds)
+        decision = self.look(session, model, request_key, exclude, wishes, bounds, size)
         if decision.backend is None:
             return decision
         if session is not None:
-            self._pins.reserve(session, decision)
+            self._pins.reserve(session, decision, size)
             if decision.reason is Reason.PIN_SPILL and decision.change is PinChange.NONE:
                 self._pins.spilled(session)
         return Placed(decision, decision.backend, self._registry.lease(decision))
@@ -105,14 +108,15 @@ class Placement:
         request_key: bytes,
         exclude: Collection[str],
         wishes: Wishes = NO_WISHES,
+        size: int = 0,
     ) -> Placed | Decision:
         """`place`, where the other routers agree. Waits for the store only if it has not agreed to the session's pin yet."""
         shared = self._shared
         if session is None or shared is None:
-            return self.place(session, model, request_key, exclude, wishes)
+            return self.place(session, model, request_key, exclude, wishes, None, size)
         for _ in range(_ROUNDS):
             bounds = self._bounds if shared.store.up else self._ring_alone
-            placed = self.place(session, model, request_key, exclude, wishes, bounds)
+            placed = self.place(session, model, request_key, exclude, wishes, bounds, size)
             if not isinstance(placed, Placed) or shared.agreed(session.key) or not await shared.settle(session.key):
                 break
         return placed

@@ -67,7 +67,12 @@ class Resumer:
             if x.sent >= MAX_SENT:
                 return Why.FAILED
             placed = await self._placement.place_agreed(
-                x.turn.session, x.model, x.record.id.encode(), x.exclude, x.turn.wishes._replace(near=None, urgent=True)
+                x.turn.session,
+                x.model,
+                x.record.id.encode(),
+                x.exclude,
+                x.turn.wishes._replace(near=None, urgent=True),
+                len(x.request.body) >> 10,
             )
             if not isinstance(placed, Placed):
                 return Why.FAILED

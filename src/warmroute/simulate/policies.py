@@ -56,7 +56,7 @@ class _Pinned:
         self._placement = Placement(registry, pins, bounds)
 
     def place(self, turn: Turn, wishes: Wishes, exclude: Collection[str]) -> Placed | Decision:
-        return self._placement.place(turn.session, None, turn.session.key, exclude, wishes)
+        return self._placement.place(turn.session, None, turn.session.key, exclude, wishes, size=turn.size)
 
     def confirm(self, turn: Turn, decision: Decision) -> None:
         self._placement.confirm(turn.session, decision)
@@ -103,7 +103,7 @@ class _Home:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._bounds = Bounds(sessions=1e9, even=0, in_flight=1e9)
+        self._bounds = Bounds(sessions=1e9, even=0, size=1e9, in_flight=1e9)
 
     def __call__(self, turn: Turn, exclude: Collection[str]) -> Decision:
         decision = decide(

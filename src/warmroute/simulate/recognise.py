@@ -12,8 +12,10 @@ from ..recognition.heads import Heads
 from ..recognition.recent import Recent
 from .workload import Request
 
-_LONGEST_HEAD = 16_384
-"""Tokens of a prompt's beginning that are compared with those of other conversations: 64 KiB of text, at 4 bytes a token."""
+_TOKEN = 4
+"""Bytes of text in a token, roughly."""
+_LONGEST_HEAD = (64 << 10) // _TOKEN
+"""Tokens of a prompt's beginning that are compared with those of other conversations: 64 KiB of text."""
 _FINEST, _COARSER = 128, 16
 """A beginning is cut every 128 tokens at first, and then every sixteenth of what lies before, as `core.history` does."""
 
@@ -30,10 +32,11 @@ class _End:
 class Turn:
     """Whose turn a request is, and what it asks of its placement.
 
-    `heads` are the beginnings of a prompt that belongs to no known conversation.
+    `size` is that of its prompt in KiB. `heads` are the beginnings of a prompt that belongs to no known conversation.
     """
 
     session: Session
+    size: int
     wishes: Wishes = NO_WISHES
     heads: tuple[bytes, ...] = ()
 
@@ -71,16 +74,17 @@ class Conversations:
             session = Session(self._sessions.to_bytes(16, "big"), CONTENT)
         if request.session is None and request.blocks:
             self._ended(request.blocks[-1], session)
+        size = request.prompt * _TOKEN >> 10
         if not near or self._pins.get(session.key) is not None:
-            return Turn(session)
+            return Turn(session, size)
         place = self._places.get(session.key)
         if place is not None:
-            return Turn(session, Wishes(near=Near(Reason.HISTORY, (place,))))
+            return Turn(session, size, Wishes(near=Near(Reason.HISTORY, (place,))))
         if session.source != CONTENT:
-            return Turn(session)
+            return Turn(session, size)
         heads = (b"", *(request.blocks[at] for at in self._cuts if at < len(request.blocks)))
         places = self._heads.find(heads)
-        return Turn(session, Wishes(near=Near(Reason.HEAD, places)) if places else NO_WISHES, heads)
+        return Turn(session, size, Wishes(near=Near(Reason.HEAD, places)) if places else NO_WISHES, heads)
 
     def served(self, turn: Turn, place: Place) -> None:
         """A backend has begun to answer: what the request says can be found there."""
