@@ -167,6 +167,10 @@ def test_answers_that_a_failure_breaks_are_gone_on_with_elsewhere() -> None:
     result = simulate(workload, setting(Event(Kind.FAIL, 5.0)), Policy.PINS)
     assert result.resumed == 2
     assert result.total.requests == 10
+    again = (
+        result.total.prompt_tokens - 8 * 320
+    )  # 40 tokens a second had come of each answer, less the time of its prompt
+    assert 2 * (320 + 180) < again < 2 * (320 + 200)
     assert len(result.ttfts) == 8
     assert len(result.moves) == 2
 
@@ -179,6 +183,7 @@ def test_prompts_that_a_failure_meets_are_computed_elsewhere() -> None:
     result = simulate(workload, run, Policy.PINS)
     assert (result.resumed, len(result.moves), len(result.ttfts)) == (0, 0, 4)
     assert result.decisions.total() == 5
+    assert "pin_lost" not in result.decisions
     assert max(result.ttfts) > 630  # one waits for another's 320 s
 
 
@@ -238,6 +243,14 @@ def test_or_are_served_elsewhere() -> None:
     assert result.decisions["pin_spill"] > 0
     assert result.moves
     assert result.ttft(0.95) < run_full(Policy.PINS).ttft(0.95)
+
+
+def test_where_no_backend_is_full_nothing_spills() -> None:
+    """The command does not run the same twice."""
+    waits, spills = simulate(CHAT, setting(), Policy.PINS), simulate(CHAT, setting(), Policy.PINS_SPILL)
+    assert waits == spills
+    assert 1 < waits.most < 1024
+    assert run_full(Policy.PINS).most == 4
 
 
 def test_nobody_waits_for_ever_or_in_a_longer_line_than_is_allowed() -> None:

@@ -224,10 +224,12 @@ class PrefixCache:
             self._refs[block] += 1
 
     def _allocate(self, count: int) -> list[int]:
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        pop, refs, hash_of = self._free.popitem, self._refs, self._hash_of
+        blocks = [pop(last=False)[0] for _ in range(count)]
         for block in blocks:
-            self._refs[block] = 1
-            self._forget(block)
+            refs[block] = 1
+            if hash_of[block] is not None:
+                self._forget(block)
         return blocks
 
     def _forget(self, block: int) -> None:

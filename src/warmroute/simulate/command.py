@@ -20,7 +20,8 @@ from .events import Event, Kind
 from .policies import Policy
 from .profiles import Profile, make
 from .report import as_dict, as_table, heading
-from .run import Setting, ceiling, simulate
+from .result import Result
+from .run import Setting, ceiling, known, simulate
 from .timing import H200, Timing
 from .trace import BLOCK_SIZE, TraceError, read_trace
 from .workload import Workload
@@ -110,7 +111,7 @@ def simulate_command(
         if picture is not None:
             plot.check(picture)
         config = _config(options["file"], options["in_flight"], backends)
-        workload = _workload(trace, profile, sessions, seed, block_size)
+        workload = known(_workload(trace, profile, sessions, seed, block_size), config)
     except (plot.PlotError, ConfigError, TraceError) as error:
         _fail(str(error), USAGE)
     if workload.largest > blocks:
@@ -121,7 +122,12 @@ def simulate_command(
     chosen = [policy for policy in Policy if ALL in policies or policy.value in policies]
     with _set_aside(), _progress(len(workload.requests), chosen) as told:
         pooled = ceiling(workload, backends * blocks)
-        results = {policy: simulate(workload, setting, policy, told(policy)) for policy in chosen}
+        results: dict[Policy, Result] = {}
+        for policy in chosen:
+            pins = results.get(Policy.PINS)
+            # Where no backend is ever full nothing spills.
+            same = policy is Policy.PINS_SPILL and pins is not None and pins.most < config.queue.in_flight
+            results[policy] = pins if same and pins is not None else simulate(workload, setting, policy, told(policy))
     if as_json:
         click.echo(json.dumps(as_dict(workload, setting, pooled, results), indent=2))
     else:

@@ -1,7 +1,7 @@
-"""Whose turn is it? The conversation that has the longest known beginning of a prompt, as the router knows it by content."""
+"""Whose turn is it, and where had it better go? As the router finds it out by content, with blocks in place of messages."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..core.identity import CONTENT
 from ..core.model import Near, Place, Reason, Session
@@ -10,7 +10,8 @@ from ..pins.memory import PinTable
 from ..recognition.conversations import BRANCHES
 from ..recognition.heads import Heads
 from ..recognition.recent import Recent
-from .workload import Request
+from .clock import Clock
+from .workload import Request, Workload
 
 _TOKEN = 4
 """Bytes of text in a token, roughly."""
@@ -41,41 +42,63 @@ class Turn:
     heads: tuple[bytes, ...] = ()
 
 
-class Conversations:
-    """What `recognition` remembers, with names of blocks in the place of digests of messages.
+def tell_apart(workload: Workload, *, expiry: float, limit: int) -> Workload:
+    """The same requests, each with its conversation; those that have one keep it.
 
     A trace tells neither where a message ends nor what was answered. So a conversation is known by the last whole block of
     its last prompt: the request with the longest chain of blocks that ends with such a one is its next turn. A block
     from which more than `BRANCHES` ways go on is a beginning that many share and names nobody, as in
-    `recognition.conversations`. Where a workload tells whose turn a request is, that is taken.
+    `recognition.conversations`. As there, what nobody used for `expiry` seconds is forgotten, and at most `limit` are known.
     """
+    clock = Clock()
+    ends: Recent[_End] = Recent(clock, expiry=expiry, limit=limit)
+    told, seen = [], 0
+    for request in workload.requests:
+        if request.session is None:
+            clock.run_until(request.at)
+            session = _find(ends, request.blocks)
+            if session is None:
+                seen += 1
+                session = Session(seen.to_bytes(16, "big"), CONTENT)
+            if request.blocks:
+                end = ends.get(request.blocks[-1]) or _End(session)
+                end.session = session
+                ends.put(request.blocks[-1], end)
+            request = request._replace(session=session)
+        told.append(request)
+    return replace(workload, requests=told)
+
+
+def _find(ends: Recent[_End], blocks: tuple[bytes, ...]) -> Session | None:
+    beyond: bytes | None = None
+    for block in reversed(blocks):
+        end = ends.get(block)
+        if end is not None:
+            if beyond is not None and len(end.ways) <= BRANCHES:
+                end.ways.add(beyond)
+            return end.session if len(end.ways) <= BRANCHES else None
+        beyond = block
+    return None
+
+
+class Nearness:
+    """What `recognition` remembers of places: where conversations were, and who knows the beginnings of prompts."""
 
     def __init__(
         self, clock: Callable[[], float], pins: PinTable, block_size: int, *, expiry: float, limit: int
     ) -> None:
         self._pins = pins
-        self._ends: Recent[_End] = Recent(clock, expiry=expiry, limit=limit)
         self._places: Recent[Place] = Recent(clock, expiry=expiry, limit=limit)
         self._heads = Heads(clock, expiry=expiry, limit=limit)
         self._cuts = _cuts(block_size)
-        self._sessions = 0
 
     def __repr__(self) -> str:
-        return f"<Conversations {self._sessions} begun, {len(self._ends)} ends>"
+        return f"<Nearness {len(self._places)} places, {self._heads!r}>"
 
-    def recognise(self, request: Request, *, near: bool = True) -> Turn:
-        """Find a request's conversation, or begin one; and remember that it goes on from there.
-
-        Without `near` only whose it is is told, and not where a conversation without a pin had better go.
-        """
-        session = request.session or self._find(request.blocks)
-        if session is None:
-            self._sessions += 1
-            session = Session(self._sessions.to_bytes(16, "big"), CONTENT)
-        if request.session is None and request.blocks:
-            self._ended(request.blocks[-1], session)
-        size = request.prompt * _TOKEN >> 10
-        if not near or self._pins.get(session.key) is not None:
+    def turn(self, request: Request, session: Session) -> Turn:
+        """Where a conversation without a pin had better go; changes nothing."""
+        size = kib(request)
+        if self._pins.get(session.key) is not None:
             return Turn(session, size)
         place = self._places.get(session.key)
         if place is not None:
@@ -92,21 +115,10 @@ class Conversations:
         if turn.heads:
             self._heads.served(turn.heads, place)
 
-    def _find(self, blocks: tuple[bytes, ...]) -> Session | None:
-        beyond: bytes | None = None
-        for block in reversed(blocks):
-            end = self._ends.get(block)
-            if end is not None:
-                if beyond is not None and len(end.ways) <= BRANCHES:
-                    end.ways.add(beyond)
-                return end.session if len(end.ways) <= BRANCHES else None
-            beyond = block
-        return None
 
-    def _ended(self, block: bytes, session: Session) -> None:
-        end = self._ends.get(block) or _End(session)
-        end.session = session
-        self._ends.put(block, end)
+def kib(request: Request) -> int:
+    """A prompt's size as the router sees it."""
+    return request.prompt * _TOKEN >> 10
 
 
 def _cuts(block_size: int) -> tuple[int, ...]:

@@ -21,8 +21,9 @@ class Move(NamedTuple):
 class Result:
     """Counts of one run, and the seconds to the first token of each request that had one.
 
-    `steady` names the backends that were there from beginning to end: the ones whose load is compared. `refused` requests
-    found no backend, or waited too long; `resumed` ones were under way where a backend died, `lost` ones died twice.
+    `most` is the most requests that a backend had in flight. `steady` names the backends that were there from beginning to
+    end: the ones whose load is compared. `refused` requests found no backend, or waited too long; `resumed` ones were under
+    way where a backend died, `lost` ones died twice.
     """
 
     loads: dict[str, Load] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class Result:
     moves: list[Move] = field(default_factory=list)
     decisions: Counter[str] = field(default_factory=Counter)
     sessions: int = 0
+    most: int = 0
     refused: int = 0
     resumed: int = 0
     lost: int = 0

@@ -18,7 +18,7 @@ from ..sim.prefix_cache import PrefixCache
 from .clock import Clock
 from .events import Event, Kind
 from .policies import Policy, chooser
-from .recognise import Conversations, Turn
+from .recognise import Nearness, Turn, kib, tell_apart
 from .result import Move, Result
 from .server import BlockSequence, Exchange, Server
 from .timing import H200, Timing
@@ -67,10 +67,21 @@ def ceiling(workload: Workload, blocks: int) -> float:
     return cache.counters.hit_rate
 
 
+def known(workload: Workload, config: Config) -> Workload:
+    """The same workload with a conversation for each request, found out as the router would where it is not told."""
+    if all(request.session is not None for request in workload.requests):
+        return workload
+    return tell_apart(workload, expiry=config.affinity.idle_expiry, limit=config.affinity.max_history)
+
+
 def simulate(
     workload: Workload, setting: Setting, policy: Policy, progress: Callable[[int], None] = lambda done: None
 ) -> Result:
-    """Run it all; `progress` is told now and then how many requests have come."""
+    """Run it all; `progress` is told now and then how many requests have come.
+
+    Where a workload does not tell whose turn a request is, that is found out as `known` does.
+    """
+    workload = known(workload, setting.config)
     run = _Run(workload, setting, policy)
     for done, request in enumerate(workload.requests):
         run.clock.run_until(request.at)
@@ -102,7 +113,7 @@ class _Run:
         for spec in self._specs:
             self._serve(spec)
         self._chooser = chooser(policy, self._registry, self._pins, bounds(config))
-        self._conversations = Conversations(
+        self._nearness = Nearness(
             clock, self._pins, workload.block_size, expiry=affinity.idle_expiry, limit=affinity.max_history
         )
         self._last: dict[bytes, str] = {}
@@ -127,7 +138,10 @@ class _Run:
         if now - self._kept >= _HOUSEKEEPING:
             self._kept = now
             self._pins.expire()
-        self._place(_Ask(request, self._conversations.recognise(request, near=self._policy.remembers)))
+        session = request.session
+        assert session is not None
+        turn = self._nearness.turn(request, session) if self._policy.remembers else Turn(session, kib(request))
+        self._place(_Ask(request, turn))
 
     def _place(self, ask: _Ask) -> None:
         wishes = Wishes(urgent=True) if ask.told else ask.turn.wishes
@@ -141,6 +155,7 @@ class _Run:
         self._result.decisions[placed.decision.reason] += 1
         ask.placed, ask.begun = placed, False
         ask.place.enter_context(placed.lease)
+        self._result.most = max(self._result.most, self._registry.backends[placed.backend].in_flight)
         ask.exchange = Exchange(ask.request, lambda: self._begins(ask), lambda: self._ends(ask))
         self._running[ask.exchange] = ask
         self._servers[placed.backend].ask(ask.exchange)
@@ -172,7 +187,7 @@ class _Run:
         ask.begun = True
         self._chooser.confirm(ask.turn, placed.decision)
         if self._policy.remembers:
-            self._conversations.served(ask.turn, Place(placed.backend))
+            self._nearness.served(ask.turn, Place(placed.backend))
         if not ask.told:
             ask.told = True
             self._result.ttfts.append(self.clock() - ask.request.at)
