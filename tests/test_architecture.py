@@ -40,14 +40,27 @@ PURE = {
 BESIDE: dict[str, set[str]] = {
     "config": {"core"},
     "check": {"core", "config"},
-    "control": {"core", "config"},
+    "control": {"core", "config", "telling"},
+    "telling": set(),
     "saved": set(),
     "lint": {"core", "proxy"},
     "__main__": {"cli"},
 }
 """Modules that the chain of arrows does not name, and what they may import."""
 
-CONFIG_IS_FOR = {"settings", "assembly", "membership", "app", "process", "cli", "check", "control", "demo", "simulate"}
+CONFIG_IS_FOR = {
+    "settings",
+    "keeping",
+    "assembly",
+    "membership",
+    "app",
+    "process",
+    "cli",
+    "check",
+    "control",
+    "demo",
+    "simulate",
+}
 CATCH_ALL = {("housekeeping.py", "keep"), ("proxy/data.py", "__call__")}
 """The two places where a fault of the router itself is caught, told and counted: a loop beside, and one request."""
 
@@ -112,7 +125,7 @@ def allowed(part: str) -> set[str]:
         part,
         *below,
         *({"config"} if part in CONFIG_IS_FOR else ()),
-        *({"check", "control", "saved", "lint"} if part == "cli" else ()),
+        *({"check", "control", "saved", "telling", "lint"} if part == "cli" else ()),
     }
 
 

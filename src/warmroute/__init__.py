@@ -2,8 +2,8 @@
 
 A map of the package, in the order in which a request meets it:
 
-    cli, config, app    flags and one YAML file -> a validated Config -> a running Router (settings and assembly construct; app
-                        runs and reloads; membership: backends come and go; housekeeping: loops beside; process: signals and
+    cli, config, app    flags and one YAML file -> a validated Config -> a running Router (settings, keeping, assembly: parts;
+                        app runs and reloads; membership: backends come and go; housekeeping: loops beside; process: signals,
                         memory; notify: systemd; listeners: sockets)
     proxy/              the data path. data: which paths exist; handler: one request, hop by hop; request and client: its two
                         ends; placement: decide, reserve, lease; connection, pool: the backends' side;
@@ -18,14 +18,15 @@ A map of the package, in the order in which a request meets it:
     observe/            one record a request -> counters, metrics, access log, state as JSON
     web/                the admin listener and the dashboard
     sim/                a simulated vLLM with a real prefix cache, and a chat workload
-    check, control      `warmroute check URL`; the commands that talk to a running router; saved: a request kept in a file
+    check, control      `warmroute check URL`; the commands that talk to a running router (telling: what they print); saved: a
+                        request kept in a file
     simulate/           `warmroute simulate`: ways of placing requests compared on a workload, in simulated time
     lint/               `warmroute lint FILE`: prompts that change, found in a log of requests
     demo                simulated servers, router and chat in one process
 
 Arrows point one way: core <- pins <- recognition <- fleet <- discovery <- truth <- observe <- proxy <- web, sim <- listeners,
-notify <- settings <- assembly, simulate <- housekeeping, membership <- app <- process, demo <- cli. core imports only itself
-and the pure standard library. State changes are synchronous and whole; async code only moves bytes.
+notify <- settings <- keeping <- assembly, simulate <- housekeeping, membership <- app <- process, demo <- cli. core imports
+only itself and the pure standard library. State changes are synchronous and whole; async code only moves bytes.
 """
 
 __version__ = "0.1.0"

@@ -13,7 +13,7 @@ from typing import Self, TextIO
 import httpx
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from . import assembly, listeners, settings
+from . import assembly, keeping, listeners, settings
 from .config import Config, ConfigError, needs_restart, read_secret, require_extras
 from .core.model import Failure, Phase
 from .fleet.broadcast import Broadcaster
@@ -122,7 +122,7 @@ class Router:
 
     def _build(self, secret: bytes | None) -> None:
         config = self.config
-        self._kept = kept = assembly.keep(config, secret, self._clock)
+        self._kept = kept = keeping.keep(config, secret, self._clock)
         self.pins, self.registry, self.shared = kept.pins, kept.registry, kept.shared
         self.memory, self.counters = kept.memory, kept.counters
         self._http = httpx.AsyncClient(
@@ -160,13 +160,14 @@ class Router:
         made = assembly.make(config, kept, self._pools, self._hooks)
         self._refusals = Refusals(self._settle, self._clock, time.time)
         self._data_app = DataApp(
-            made.handler, self.registry, self._hooks.stopping, self._internal_error, self._refusals
+            made.handler, self.registry, self._hooks.stopping, self._internal_error, self._refusals, kept.tenants
         )
         self._admin_app = AdminApp(made.access, made.admin_app)
         self._take(made)
 
     def _take(self, made: assembly.Made) -> None:
         self.recognizer, self._state = made.recognizer, made.state
+        self._kept.tenants.follow(settings.tenants(self.config))
         self._data_app.handler, self._admin_app.inner = made.handler, made.admin_app
         self._data_app.keys, self._admin_app.access = made.keys, made.access
 

@@ -1,4 +1,4 @@
-"""From a Config to the parts of a router: what is made once and outlives every reload, and what each one makes anew."""
+"""From a Config to what each one makes anew over what is kept: the data path and the admin pages."""
 
 import asyncio
 import secrets
@@ -13,46 +13,32 @@ import httpx
 
 from . import settings
 from .config import Config
+from .core.headers import Headers
 from .core.identity import CONTENT, ladder
 from .core.model import Failure
-from .core.retry import Budget
-from .core.split import BLOCK
-from .discovery.members import Members
 from .fleet.broadcast import Broadcaster
 from .fleet.hearing import hear
-from .fleet.moves import move_cause
 from .fleet.prober import Prober
-from .fleet.registry import BackendState, Registry
-from .fleet.residents import Residents
+from .fleet.registry import BackendState
 from .fleet.scraper import Scraper, series_filter
-from .observe.counters import RequestCounters
-from .observe.events import Events
+from .keeping import Kept
 from .observe.log import AccessLog, as_json, as_text
 from .observe.metrics import MetricsPage, RouterCollector, Work
 from .observe.record import RequestRecord
-from .observe.reloads import Reloads
-from .observe.spans import Spans, spans
 from .observe.state import StateView
 from .observe.truth_view import TruthView
 from .observe.writer import BackgroundWriter
-from .pins import codec
-from .pins.memory import PinTable
-from .pins.shared import SharedPins
 from .proxy.explain import Explainer
 from .proxy.handler import Handler
+from .proxy.intake import Intake
+from .proxy.isolation import Isolation
 from .proxy.keys import Keys
 from .proxy.placement import Placement
 from .proxy.pools import Pools
-from .proxy.queue import Queue
 from .proxy.request import decoded, reader_for
 from .proxy.resume import Resumer
-from .recognition import conversations as history
-from .recognition.heads import Heads
-from .recognition.memory import RESPONSES_KEPT, Memory, remember
-from .recognition.owners import Owners
+from .proxy.tenants import DEFAULT
 from .recognition.recognizer import Recognizer
-from .recognition.sharing import SharedMemory
-from .truth.conversations import Conversations
 from .truth.ledger import Ledger
 from .web import admin
 from .web.access import Access, App
@@ -61,34 +47,6 @@ if TYPE_CHECKING:
     from .fleet.kv_events import KvEvents
 
 Clock = Callable[[], float]
-
-
-@dataclass(slots=True)
-class Kept:
-    """What is known and what runs, whatever the configuration becomes."""
-
-    clock: Clock
-    secret: bytes
-    started: float
-    pins: PinTable
-    registry: Registry
-    shared: SharedPins | None
-    memory: Memory
-    counters: RequestCounters
-    reloads: Reloads
-    budget: Budget
-    queue: Queue
-    residents: Residents | None
-    spans: Spans | None
-    ledger: Ledger
-    events: Events
-    members: Members
-
-    def forget(self, backend: str) -> None:
-        """A backend is gone for good: what was counted of it goes too."""
-        self.counters.forget(backend)
-        self.ledger.tally.forget(backend)
-        self.ledger.warmth.pop(backend, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,98 +72,6 @@ class Made:
     state: StateView
     admin_app: App
     access: Access
-
-
-def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
-    """What is known of backends and conversations: nothing yet."""
-    affinity = config.affinity
-    pins = PinTable(
-        clock,
-        idle_expiry=affinity.idle_expiry,
-        unproven_expiry=affinity.unproven_expiry,
-        limit=affinity.max_sessions,
-    )
-    registry = Registry(config.specs, pins, settings.thresholds(config), clock(), settings.outlier_limits(config))
-    secret = secrets.token_bytes(32)
-    # Routers that share pins call a session by the same name, so that each understands what backends tell of it.
-    naming = codec.key_of(store_secret, config.store.prefix) if config.store.redis is not None else secret
-    residents = Residents(naming, config.kv_events.max_blocks) if config.kv_events.enabled else None
-    shared = _share(config, pins, registry, store_secret, clock)
-    return Kept(
-        clock=clock,
-        secret=secret,
-        started=clock(),
-        pins=pins,
-        registry=registry,
-        shared=shared,
-        memory=remember(
-            clock,
-            idle_expiry=affinity.idle_expiry,
-            entries=affinity.max_history,
-            sessions=affinity.max_sessions,
-            backends=len(config.specs),
-            share=partial(_tell_others, config, shared, clock) if shared is not None else None,
-        ),
-        counters=RequestCounters(),
-        reloads=Reloads(),
-        budget=settings.budget(config, clock),
-        ledger=_ledger(config, registry, residents),
-        residents=residents,
-        spans=spans(config.tracing.endpoint, config.tracing.share),
-        events=Events(partial(move_cause, registry), time.time),
-        members=Members(),
-        queue=Queue(length=config.queue.length, timeout=config.queue.timeout),
-    )
-
-
-def _ledger(config: Config, registry: Registry, residents: Residents | None) -> Ledger:
-    return Ledger(
-        Conversations(config.truth.max_conversations),
-        move_cause=partial(move_cause, registry),
-        process_of=lambda name: state.processes if (state := registry.backends.get(name)) else 0,
-        block_of=lambda name: (state.scrape.block_size if (state := registry.backends.get(name)) else None) or BLOCK,
-        evicted=residents.evicted if residents is not None else lambda *_: None,
-    )
-
-
-def _share(
-    config: Config, pins: PinTable, registry: Registry, store_secret: bytes | None, clock: Clock
-) -> SharedPins | None:
-    store = config.store
-    if store.redis is None:
-        return None
-    # Loaded only here, since loading it takes a fifth of the whole start.
-    from .pins.redis import share
-
-    return share(
-        pins,
-        store.redis,
-        codec.Naming(store.prefix, codec.key_of(store_secret, store.prefix)),
-        backends=registry.backends,
-        clock=clock,
-        identity=secrets.token_bytes(codec.SENDER_SIZE),
-        idle_expiry=config.affinity.idle_expiry,
-        deadline=store.deadline,
-    )
-
-
-def _tell_others(
-    config: Config, shared: SharedPins, clock: Clock, conversations: history.Conversations, heads: Heads, owners: Owners
-) -> SharedMemory:
-    """What routers know of conversations without an id, through the store that has their pins, and for as long."""
-    idle_expiry = config.affinity.idle_expiry
-    return SharedMemory(
-        conversations,
-        heads,
-        owners,
-        notes=shared.notes(lifetime=idle_expiry * 1.25, responses=RESPONSES_KEPT),
-        backends=shared.backends,
-        sources=frozenset(config.affinity.key_sources),
-        ignored=shared.ignored,
-        clock=clock,
-        renew_after=idle_expiry / 2,
-        limit=config.affinity.max_history,
-    )
 
 
 def watch(config: Config, kept: Kept, http: httpx.AsyncClient) -> tuple[Prober, Scraper, "KvEvents | None"]:
@@ -245,18 +111,23 @@ def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
     placement = Placement(kept.registry, kept.pins, settings.bounds(config), kept.shared, kept.residents)
     reader = reader_for(config.affinity.key_sources)
     state = _state(config, kept, hooks)
+    keys = settings.keys(config)
+
+    def theirs(headers: Headers) -> str:
+        return kept.tenants.get((keys.tenant(headers) if keys is not None else None) or DEFAULT).name
+
     token = config.listen.admin_token.get_secret_value() if config.listen.admin_token is not None else None
     return Made(
         access=Access(token, config.listen.admin_open_metrics, time.time),
         recognizer=recognizer,
-        keys=Keys(key.get_secret_value() for key in config.listen.keys) if config.listen.keys else None,
+        keys=keys,
         handler=_handler(config, kept, pools, hooks, recognizer, placement),
         state=state,
         admin_app=admin.build(
             state=state,
             metrics=_metrics(config, kept),
             registry=kept.registry,
-            explainer=Explainer(recognizer, placement, reader, sources, kept.secret, kept.residents),
+            explainer=Explainer(recognizer, placement, reader, sources, kept.secret, theirs, kept.residents),
             stopping=hooks.stopping,
             clock=kept.clock,
             drain_deadline=config.drain.deadline,
@@ -287,7 +158,15 @@ def _handler(
         ledger=kept.ledger if config.truth.enabled else None,
         residents=kept.residents,
         hop=kept.spans.hop if kept.spans is not None else None,
-        asks=settings.asks(config),
+        intake=Intake(
+            recognizer=recognizer,
+            placement=placement,
+            others=kept.memory.shared,
+            reader=reader_for(config.affinity.key_sources, forward.owned.names),
+            owned=forward.owned,
+            isolation=Isolation(config.isolation.cache_salt, kept.salt_key),
+            asks=settings.asks(config),
+        ),
         resumer=Resumer(
             registry=kept.registry,
             placement=placement,
@@ -297,8 +176,7 @@ def _handler(
             drop=forward.drop,
             enabled=config.resume.enabled,
         ),
-        reader=reader_for(config.affinity.key_sources, forward.owned.names),
-        forward=forward,
+        drop=forward.drop,
         body_limit=config.limits.body,
         response_headers=config.response_headers,
     )

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NoReturn
 import click
 import uvloop
 
-from . import __version__, control, demo, saved
+from . import __version__, control, demo, saved, telling
 from .check.command import check_command
 from .config import Config, ConfigError, load
 from .lint.command import lint_command
@@ -147,7 +147,7 @@ def _show(found: Callable[[], dict[str, Any]], text: Callable[[dict[str, Any]], 
 @control.admin_options
 def status_command(admin: control.Admin, as_json: bool) -> None:
     """How a running router and its backends are doing."""
-    _show(lambda: control.call(admin, "/api/state"), control.status_text, as_json)
+    _show(lambda: control.call(admin, "/api/state"), telling.status_text, as_json)
 
 
 @main.command("sessions")
@@ -155,7 +155,7 @@ def status_command(admin: control.Admin, as_json: bool) -> None:
 @control.admin_options
 def sessions_command(limit: int, admin: control.Admin, as_json: bool) -> None:
     """The conversations used last and where they live. Ids are shown as digests."""
-    _show(lambda: control.call(admin, f"/api/sessions?limit={limit}"), control.sessions_text, as_json)
+    _show(lambda: control.call(admin, f"/api/sessions?limit={limit}"), telling.sessions_text, as_json)
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:

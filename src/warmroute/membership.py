@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import settings
-from .assembly import Kept
 from .config import Config, nameserver, query
 from .core.model import BackendSpec
 from .core.ring import Ring
@@ -21,6 +20,7 @@ from .discovery.source import Source
 from .fleet.changes import Changes
 from .fleet.prober import Prober
 from .fleet.scraper import Scraper, series_filter
+from .keeping import Kept
 from .proxy.pool import Pool
 from .proxy.pools import Pools
 

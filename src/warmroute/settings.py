@@ -14,8 +14,10 @@ from .core.questions import Asks
 from .core.retry import Budget
 from .fleet.prober import ProbeTimes
 from .fleet.scraper import ScrapeTimes
+from .proxy.keys import Keys
 from .proxy.owned import Forward, Owned
 from .proxy.pools import ConnectionTimes
+from .proxy.tenants import DEFAULT, NO_LIMITS, Limits
 
 
 def backend(entry: object) -> BackendSpec:
@@ -85,3 +87,18 @@ def forward(config: Config) -> Forward:
     wanted = config.forward
     drop = headers.dropped(wanted.priority, wanted.session_id, wanted.drop_headers, wanted.pass_headers)
     return Forward(drop, Owned(wanted.priority, wanted.kv_transfer_params))
+
+
+def keys(config: Config) -> Keys | None:
+    """Whose key is whose; None where no keys are asked for."""
+    listed = config.listen.keys
+    return Keys((key.key.get_secret_value(), key.tenant) for key in listed) if listed else None
+
+
+def tenants(config: Config) -> dict[str, Limits]:
+    """The limits of every tenant by its name; empty where nobody is told from anybody, and nothing is limited."""
+    names = {DEFAULT, *config.tenants, *(key.tenant for key in config.listen.keys)}
+    if names == {DEFAULT} and not config.tenants:
+        return {}
+    limits = {name: Limits(**tenant.model_dump()) for name, tenant in config.tenants.items()}
+    return {name: limits.get(name, NO_LIMITS) for name in names}

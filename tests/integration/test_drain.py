@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from warmroute import control
+from warmroute import control, telling
 from warmroute.app import Router
 from warmroute.core.drain import Drain
 
@@ -72,7 +72,7 @@ async def test_the_deadline_is_the_commands_or_the_configurations(
         assert most - 3 < found["seconds_left"] <= most
         assert (found["over"], found["sessions_left"]) == (False, 0)
     assert len(await metric(router, "warmroute_backend_drain_seconds_left{")) == 2
-    text = control.status_text(await asyncio.to_thread(control.call, router.admin_url, "/api/state"))
+    text = telling.status_text(await asyncio.to_thread(control.call, router.admin_url, "/api/state"))
     assert "draining" in text
     assert "0 sessions left, the rest moves in " in text
     await undrain(router, names[0])

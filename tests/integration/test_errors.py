@@ -110,6 +110,27 @@ async def invalid_api_key(bench: Bench, patch: pytest.MonkeyPatch) -> Reply:
     return await bench.post()
 
 
+async def not_for_clients(bench: Bench, patch: pytest.MonkeyPatch) -> Reply:
+    await bench.start(isolation={"cache_salt": "tenant"})
+    return await bench.post(cache_salt="mine")
+
+
+async def asks_too_much(bench: Bench, patch: pytest.MonkeyPatch) -> Reply:
+    await bench.start(tenants={"default": {"n": 2}})
+    return await bench.post(n=3)
+
+
+async def response_not_found(bench: Bench, patch: pytest.MonkeyPatch) -> Reply:
+    await bench.start(tenants={"default": {}})
+    return await bench.post(previous_response_id="resp_of_somebody_else")
+
+
+async def tenant_limit(bench: Bench, patch: pytest.MonkeyPatch) -> Reply:
+    await bench.start(tenants={"default": {"rate": 0.01}})
+    assert (await bench.post()).status == 200
+    return await bench.post()
+
+
 async def model_not_found(bench: Bench, patch: pytest.MonkeyPatch) -> Reply:
     await bench.start()
     return await bench.post(model="nope")
@@ -240,6 +261,10 @@ HOW: list[tuple[Code, Provoke, tuple[Protocol, ...]]] = [
     (Code.BAD_REQUEST, bad_request, ALL_APIS),
     (Code.BAD_REQUEST, no_http, ALL_APIS),
     (Code.BAD_HANDSHAKE, bad_handshake, BEFORE_A_PATH),
+    (Code.NOT_FOR_CLIENTS, not_for_clients, ALL_APIS),
+    (Code.ASKS_TOO_MUCH, asks_too_much, ALL_APIS),
+    (Code.RESPONSE_NOT_FOUND, response_not_found, (Protocol.RESPONSES,)),
+    (Code.TENANT_LIMIT, tenant_limit, ALL_APIS),
     (Code.INVALID_API_KEY, invalid_api_key, ALL_APIS),
     (Code.UNKNOWN_PATH, unknown_path, BEFORE_A_PATH),
     (Code.MODEL_NOT_FOUND, model_not_found, ALL_APIS),
@@ -300,7 +325,8 @@ async def test_each_has_its_status_shape_words_and_one_record(
     message = said(reply, code, protocol)
     assert not [word for word in HELD_BACK if word in message]
     assert "\n" not in message
-    assert (reply.header("retry-after") is not None) is (code.status >= 500 and code is not Code.ROUTER_ERROR)
+    waits = code is Code.TENANT_LIMIT or (code.status >= 500 and code is not Code.ROUTER_ERROR)
+    assert (reply.header("retry-after") is not None) is waits
     if code is Code.TOO_MANY_CONNECTIONS:  # no request has come
         assert (refused(bench.router, code), bench.router.counters.connections_refused) == ([], 1)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from warmroute import assembly, control
+from warmroute import control, keeping
 from warmroute.app import Router
 from warmroute.config import Config
 from warmroute.core.health import Thresholds
@@ -403,7 +403,7 @@ def test_routers_that_share_their_pins_call_a_session_by_one_name() -> None:
     def label(secret: bytes | None, **store: str) -> str:
         sections = {"kv_events": {"enabled": True}, "store": store}
         config = Config.model_validate({"backends": ["http://a"], **sections})
-        kept = assembly.keep(config, secret, lambda: 0.0)
+        kept = keeping.keep(config, secret, lambda: 0.0)
         assert kept.residents is not None
         return kept.residents.label(SESSION)
 

@@ -19,6 +19,9 @@ ALL = {
     "too_many_connections": (errors.too_many_connections(10), 503, "too_many_connections"),
     "not_for_clients": (errors.not_for_clients("the field priority", "forward.priority"), 400, "not_for_clients"),
     "not_readable": (errors.not_readable(), 400, "not_for_clients"),
+    "asks_too_much": (errors.asks_too_much("team-a", "n", 1), 400, "asks_too_much"),
+    "response_not_found": (errors.response_not_found(), 404, "response_not_found"),
+    "tenant_limit": (errors.tenant_limit("team-a", "rate", 2.5, 3), 429, "tenant_limit"),
     "no_key": (errors.no_key(), 401, "invalid_api_key"),
     "not_found": (errors.not_found("/sleep"), 404, "unknown_path"),
     "method_not_allowed": (errors.method_not_allowed("/v1/models", ("GET", "HEAD")), 405, "method_not_allowed"),
@@ -45,6 +48,9 @@ ANTHROPIC_TYPES = {
     "too_many_connections": "overloaded_error",
     "not_for_clients": "invalid_request_error",
     "not_readable": "invalid_request_error",
+    "asks_too_much": "invalid_request_error",
+    "response_not_found": "not_found_error",
+    "tenant_limit": "rate_limit_error",
     "no_key": "authentication_error",
     "not_found": "not_found_error",
     "method_not_allowed": "invalid_request_error",
@@ -70,7 +76,7 @@ every = pytest.mark.parametrize("name", list(ALL))
 def test_openai_shape(name: str, protocol: Protocol) -> None:
     error, status, code = ALL[name]
     assert error.status == status
-    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
     assert json.loads(error.body(protocol)) == {
         "error": {"message": error.message, "type": kind, "code": code, "param": None}
     }
@@ -182,6 +188,7 @@ def test_waiting_is_advised_where_it_helps_and_only_there(name: str) -> None:
         "pin_gone": b"2",
         "busy": b"1",
         "too_many_connections": b"2",
+        "tenant_limit": b"3",
     }
     assert headers.get(b"retry-after") == waits.get(name)
     assert headers.get(b"allow") == (b"GET, HEAD" if name == "method_not_allowed" else None)

@@ -12,6 +12,10 @@ from warmroute.proxy.keys import Keys, without_keys
 BACKEND = "http://a:1"
 
 
+def keys(*texts: str) -> Keys:
+    return Keys((text, f"of {text[:3]}") for text in texts)
+
+
 @pytest.mark.parametrize(
     "shown",
     [
@@ -23,7 +27,7 @@ BACKEND = "http://a:1"
     ],
 )
 def test_a_key_is_found_where_clients_put_it(shown: tuple[bytes, bytes]) -> None:
-    assert Keys(["one", "two"]).admit([(b"host", b"x"), shown])
+    assert keys("one", "two").tenant([(b"host", b"x"), shown])
 
 
 @pytest.mark.parametrize(
@@ -40,18 +44,25 @@ def test_a_key_is_found_where_clients_put_it(shown: tuple[bytes, bytes]) -> None
     ],
 )
 def test_everything_else_is_none(shown: tuple[bytes, bytes]) -> None:
-    assert not Keys(["one", "two"]).admit([shown])
-    assert not Keys(["one"]).admit([])
+    assert keys("one", "two").tenant([shown]) is None
+    assert keys("one").tenant([]) is None
+
+
+def test_each_key_is_its_tenants() -> None:
+    known = Keys([("one", "a"), ("two", "b"), ("two", "c")])
+    assert known.tenant([(b"x-api-key", b"one")]) == "a"
+    assert known.tenant([(b"x-api-key", b"two")]) == "c"
+    assert known.tenant([(b"x-api-key", b"two"), (b"authorization", b"Bearer one")]) == "c"
 
 
 def test_one_good_key_among_several_is_enough() -> None:
-    assert Keys(["one"]).admit([(b"authorization", b"Bearer sk-none"), (b"x-api-key", b"one")])
+    assert keys("one").tenant([(b"authorization", b"Bearer sk-none"), (b"x-api-key", b"one")])
 
 
 def test_a_key_can_be_known_by_its_digest_alone() -> None:
     hashed = f"sha256:{sha256(b'one').hexdigest().upper()}"
-    assert Keys([hashed]).admit([(b"api-key", b"one")])
-    assert not Keys([hashed]).admit([(b"api-key", hashed.encode())])
+    assert keys(hashed).tenant([(b"api-key", b"one")])
+    assert keys(hashed).tenant([(b"api-key", hashed.encode())]) is None
 
 
 def test_what_shows_a_key_goes_no_further_and_all_else_does() -> None:
@@ -60,7 +71,7 @@ def test_what_shows_a_key_goes_no_further_and_all_else_does() -> None:
 
 
 def test_repr_shows_no_key() -> None:
-    assert repr(Keys(["one", "two"])) == "<Keys 2>"
+    assert repr(keys("one", "two")) == "<Keys 2>"
 
 
 def test_a_backends_own_key_goes_before_that_of_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from ..core.store_url import read_store_url, without_passwords
 from .backends import BackendConfig
 from .discovery import DiscoveryConfig
 from .forward import ForwardConfig
-from .keys import ClientKey, Key, Token
+from .keys import Key, Token
+from .tenants import IsolationConfig, ListenKey, TenantConfig, checked_name
 from .urls import is_loopback, traces_url
 from .values import Bytes, Seconds, SecondsOrNone, Section
 
@@ -25,7 +26,7 @@ class ListenConfig(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     admin_host: str = "127.0.0.1"
     admin_port: Annotated[int, Field(ge=0, le=65535)] = 8081
-    keys: tuple[ClientKey, ...] = ()
+    keys: tuple[ListenKey, ...] = ()
     admin_token: Token | None = None
     admin_open_metrics: bool = False
 
@@ -265,8 +266,17 @@ class Config(Section):
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()
     tracing: TracingConfig = TracingConfig()
+    tenants: dict[str, TenantConfig] = Field(default_factory=dict)
+    isolation: IsolationConfig = IsolationConfig()
     log: LogConfig = LogConfig()
     response_headers: bool = True
+
+    @field_validator("tenants")
+    @classmethod
+    def _named(cls, value: dict[str, TenantConfig]) -> dict[str, TenantConfig]:
+        for name in value:
+            checked_name(name)
+        return value
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:

@@ -17,6 +17,8 @@ NO_SOURCE = "none"
 """The source label of a request that no source names a conversation for."""
 
 RECENT = 50
+TENANTS_FAULT = frozenset({"tenant_limit", "asks_too_much"})
+"""Codes of errors that a tenant gets since it uses, or asks for, more than it may."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,9 @@ class RequestCounters:
     connections_refused: int = 0
     log_lines_dropped: Callable[[], int] = lambda: 0
     internal_errors: Counter[str] = field(default_factory=Counter)
+    tenants: Counter[str] = field(default_factory=Counter)
+    tenants_refused: Counter[str] = field(default_factory=Counter)
+    tenants_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
     duration: dict[str, Histogram] = field(default_factory=dict)
     first_byte: dict[str, Histogram] = field(default_factory=dict)
     of_gone: int = 0
@@ -83,7 +88,19 @@ class RequestCounters:
             if backend not in self.first_byte:
                 self.first_byte[backend] = Histogram()
             self.first_byte[backend].observe(record.first_byte_s)
+        if record.tenant:
+            self._tenant(record)
         self.recent.appendleft(record)
+
+    def _tenant(self, record: RequestRecord) -> None:
+        tenant, usage = record.tenant, record.usage
+        self.tenants[tenant] += 1
+        if record.error in TENANTS_FAULT:
+            self.tenants_refused[tenant] += 1
+        if usage.prompt is not None:
+            self.tenants_tokens[tenant, "prompt"] += usage.prompt
+            self.tenants_tokens[tenant, "cached"] += usage.cached or 0
+            self.tenants_tokens[tenant, "completion"] += usage.completion or 0
 
     def forget(self, backend: str) -> None:
         """A backend is gone for good, and its series with it: where servers come and go they would never cease to grow."""

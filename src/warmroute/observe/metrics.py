@@ -24,6 +24,7 @@ from .discovery_metrics import discovery
 from .hit_rates import Tier, fleet_windowed, ratio, tier_of, windowed
 from .kv_metrics import kv_events
 from .reloads import Reloads
+from .tenant_metrics import tenant_metrics
 from .truth_metrics import truth
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -153,6 +154,7 @@ class RouterCollector(Collector):
             "what",
             counters.client_timeouts,
         )
+        yield from tenant_metrics(counters)
         yield CounterMetricFamily(
             "warmroute_connections_refused_total",
             "Connections of clients refused since there were too many",

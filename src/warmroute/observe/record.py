@@ -44,6 +44,7 @@ class RequestRecord:
     moved: bool = False
     resumed: str | None = None
     error: str | None = None
+    tenant: str = ""
     failures: list[tuple[str, Failure]] = field(default_factory=list)
 
     def reasons(self) -> list[str]:
@@ -87,6 +88,7 @@ class RequestRecord:
             "aborted": self.aborted,
             "resumed": self.resumed,
             "error": self.error,
+            "tenant": self.tenant or None,
         }
 
 

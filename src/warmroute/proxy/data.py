@@ -19,6 +19,7 @@ from .handler import Handler
 from .handshake import refusal
 from .keys import Keys, without_keys
 from .refusals import Refusals
+from .tenants import DEFAULT, Tenant, Tenants
 
 log = logging.getLogger("warmroute.proxy")
 
@@ -54,12 +55,14 @@ class DataApp:
         stopping: Callable[[], bool],
         internal_error: Callable[[str], None],
         refusals: Refusals,
+        tenants: Tenants,
     ) -> None:
         self.handler = handler
         self._registry = registry
         self._stopping = stopping
         self._internal_error = internal_error
         self._refusals = refusals
+        self._tenants = tenants
         self.keys: Keys | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,17 +77,18 @@ class DataApp:
                 await self._elsewhere(scope, client)
             elif scope["method"] == "OPTIONS":
                 # A browser asks whether a page may call: what vLLM allows (--allowed-origins) is for vLLM to say.
-                await self.handler.handle(replace(route, shape=None, beside=True), scope, client, receive)
-            elif self.keys is not None and not self._admitted(scope, self.keys):
+                beside = replace(route, shape=None, beside=True)
+                await self._handle(beside, scope, client, receive, self._tenants.get(DEFAULT))
+            elif (tenant := self._tenant(scope)) is None:
                 await self._refuse(client, scope, errors.no_key(), route)
             elif scope["method"] not in route.methods:
                 await self._refuse(client, scope, errors.method_not_allowed(route.label, route.methods), route)
             elif route is routes.REALTIME and (error := refusal(scope)) is not None:
                 await self._refuse(client, scope, error, route)
             elif route is routes.MODELS or route is routes.MODEL:
-                await self._models(route, scope, client, receive)
+                await self._models(route, scope, client, receive, tenant)
             else:
-                await self.handler.handle(route, scope, client, receive)
+                await self._handle(route, scope, client, receive, tenant)
         except asyncio.CancelledError:  # uvicorn's last word when the time for stopping is over
             if not client.started:
                 await send_error(client, errors.own_fault("the router is stopping"), protocol)
@@ -94,12 +98,21 @@ class DataApp:
             if not client.started:
                 await send_error(client, errors.internal(), protocol)
 
-    @staticmethod
-    def _admitted(scope: Scope, keys: Keys) -> bool:
-        """Whether the client shows a key; what it shows goes no further."""
+    def _tenant(self, scope: Scope) -> Tenant | None:
+        """Who asks; None for who shows no key where keys are asked for. What is shown goes no further then."""
+        if self.keys is None:
+            return self._tenants.get(DEFAULT)
         headers = scope["headers"]
         scope["headers"] = without_keys(headers)
-        return keys.admit(headers)
+        name = self.keys.tenant(headers)
+        return None if name is None else self._tenants.get(name)
+
+    async def _handle(self, route: Route, scope: Scope, client: Client, receive: Receive, tenant: Tenant) -> None:
+        with tenant.request() as refused:
+            if refused is None:
+                await self.handler.handle(route, scope, client, receive, tenant)
+            else:
+                await self._refuse(client, scope, refused, route, tenant)
 
     async def _elsewhere(self, scope: Scope, client: Client) -> None:
         path = scope["raw_path"].decode("latin-1")  # undecoded, as every other path: %72eadyz is not there
@@ -113,7 +126,7 @@ class DataApp:
         else:
             await _send_json(client, *health)
 
-    async def _models(self, route: Route, scope: Scope, client: Client, receive: Receive) -> None:
+    async def _models(self, route: Route, scope: Scope, client: Client, receive: Receive, tenant: Tenant) -> None:
         """The union of what the backends list; the first that lists a model describes it.
 
         Where no list could be read (a backend wants a key for it) the client's own request is passed on.
@@ -126,7 +139,7 @@ class DataApp:
                     cards.setdefault(str(card["id"]), card)
         name = unquote(raw_path.removeprefix(b"/v1/models").removeprefix(b"/").decode("latin-1"))
         if not cards and any(backend.available for backend in self._registry.backends.values()):
-            await self.handler.handle(route, scope, client, receive)
+            await self._handle(route, scope, client, receive, tenant)
         elif not cards:
             await self._refuse(client, scope, errors.none_available(self._registry.unavailable()), route)
         elif not name:
@@ -136,12 +149,26 @@ class DataApp:
         else:
             await self._refuse(client, scope, errors.unknown_model(name, sorted(cards)), route)
 
-    async def _refuse(self, client: Client, scope: Scope, error: RouterError, route: Route | None = None) -> None:
+    async def _refuse(
+        self,
+        client: Client,
+        scope: Scope,
+        error: RouterError,
+        route: Route | None = None,
+        tenant: Tenant | None = None,
+    ) -> None:
         """Refuse a request whose body was not read; the connection ends with it if such a body may follow."""
         named = dict(scope["headers"])
         length = named.get(b"content-length", b"0")
         follows = b"expect" in named or b"transfer-encoding" in named or len(length) > _SHORT_BODY_DIGITS
-        told, body = self._refusals.answer(error, route, method=scope["method"], headers=scope["headers"], since=None)
+        told, body = self._refusals.answer(
+            error,
+            route,
+            method=scope["method"],
+            headers=scope["headers"],
+            since=None,
+            tenant=tenant.name if tenant is not None else "",
+        )
         closes = [(b"connection", b"close")] if follows else []
         framed = (b"content-length", str(len(body)).encode())
         client.start(error.status, [*told, framed, *client.for_pages(), *closes])

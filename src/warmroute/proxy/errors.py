@@ -31,13 +31,16 @@ class Code(StrEnum):
     BAD_HANDSHAKE = "bad_handshake", 400
     NOT_FOR_CLIENTS = "not_for_clients", 400
     INVALID_API_KEY = "invalid_api_key", 401
+    ASKS_TOO_MUCH = "asks_too_much", 400
     UNKNOWN_PATH = "unknown_path", 404
     MODEL_NOT_FOUND = "model_not_found", 404
+    RESPONSE_NOT_FOUND = "response_not_found", 404
     METHOD_NOT_ALLOWED = "method_not_allowed", 405
     HEAD_TIMEOUT = "head_timeout", 408
     BODY_TIMEOUT = "body_timeout", 408
     BODY_TOO_LARGE = "body_too_large", 413
     UPGRADE_REQUIRED = "upgrade_required", 426
+    TENANT_LIMIT = "tenant_limit", 429
     HEADERS_TOO_LARGE = "headers_too_large", 431
     ROUTER_ERROR = "router_error", 500
     BACKEND_FAILED = "backend_failed", 502
@@ -81,6 +84,8 @@ class RouterError:
         """The kind of error in the words of the client's API."""
         if protocol is Protocol.ANTHROPIC:
             return _ANTHROPIC_TYPES.get(self.status, "api_error")
+        if self.status == 429:
+            return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self, protocol: Protocol) -> bytes:
@@ -180,8 +185,30 @@ def not_for_clients(what: str, key: str) -> RouterError:
 def not_readable() -> RouterError:
     return RouterError(
         Code.NOT_FOR_CLIENTS,
-        "the request names a field that is not for clients to set here (see forward.priority and forward.kv_transfer_params of"
-        " the router), in a body that is no JSON in UTF-8; mend the body, or leave the field out",
+        "the body is no JSON in UTF-8, so that it may hide a field that is not for clients to set here (see forward.priority,"
+        " forward.kv_transfer_params, isolation and tenants of the router); mend the body",
+    )
+
+
+def tenant_limit(tenant: str, limit: str, most: float, retry_after: int) -> RouterError:
+    return RouterError(
+        Code.TENANT_LIMIT,
+        f"{tenant} uses as much as it may: tenants.{tenant}.{limit} is {most:g}; try again in {retry_after} s",
+        retry_after=retry_after,
+    )
+
+
+def asks_too_much(tenant: str, field: str, most: int) -> RouterError:
+    return RouterError(
+        Code.ASKS_TOO_MUCH,
+        f"{field} is more than {tenant} may ask for, which is {most} (tenants.{tenant}.{field}); ask for less",
+    )
+
+
+def response_not_found() -> RouterError:
+    return RouterError(
+        Code.RESPONSE_NOT_FOUND,
+        "nobody here has made the response that this request names; send the conversation's messages instead",
     )
 
 
@@ -214,7 +241,7 @@ def bad_handshake(why: str) -> RouterError:
 def body_too_large(limit: int) -> RouterError:
     return RouterError(
         Code.BODY_TOO_LARGE,
-        f"the request's body is larger than {limit} bytes; send less, or raise limits.body of the router",
+        f"the request's body is larger than {limit} bytes; send less, or raise limits.body of the router, or of the tenant",
     )
 
 

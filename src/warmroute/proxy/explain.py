@@ -1,6 +1,6 @@
 """Where a request would go, and why, without sending or remembering anything."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,14 @@ _HOW = {
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Looks at a request as the handler would."""
+    """Looks at a request as the handler would. `tenant_of` names who shows the key among some headers."""
 
     recognizer: Recognizer
     placement: Placement
     reader: FieldReader
     ladder: Sequence[Rung]
     secret: bytes
+    tenant_of: Callable[[Headers], str]
     residents: Residents | None = None
 
     def explain(self, method: str, path: bytes, headers: Headers, body: bytes) -> dict[str, Any]:
@@ -45,7 +46,9 @@ class Explainer:
             }
         request = Request(method, path, route.label, headers, first_values(headers), body, self.reader)
         model = self.placement.model_of(request.model)
-        turn = self.recognizer.recognise(request, route, model, routes.response_id(route, raw_path))
+        turn = self.recognizer.recognise(
+            request, route, model, routes.response_id(route, raw_path), self.tenant_of(headers)
+        )
         turn.refused += self.recognizer.repeated(turn, headers)
         decision = self.placement.look(turn.session, model, b"explain", (), turn.wishes, size=len(body) >> 10)
         refused = dict(turn.refused)

@@ -11,10 +11,9 @@ from dataclasses import replace
 from ..core.headers import first_values, request_head, request_id, response_headers
 from ..core.identity import digest
 from ..core.model import Decision, Failure, Phase, Reason
-from ..core.questions import Asks, put_into
 from ..core.relay import Relay, RelayState
 from ..core.retry import MAX_SENT, Budget, Verdict, is_fault, verdict
-from ..core.routes import Route, response_id
+from ..core.routes import Route
 from ..core.tap import TokenTap
 from ..core.trace import Hop
 from ..core.unasked import UsageFilter
@@ -25,21 +24,21 @@ from ..recognition.recognizer import Recognizer
 from ..truth.ledger import NO_PROMPT, Ledger
 from . import errors
 from .answers import Answers, send_error
-from .body import BodyRefused, ClientLeft, Incoming, is_form
+from .body import BodyRefused, ClientLeft, Incoming
 from .client import Client, Outflow, Receive, Scope
 from .connection import ClientGone, Connection, UpstreamError
 from .errors import Code
 from .handshake import SWITCHED
 from .in_flight import InFlight
+from .intake import Intake
 from .looking import label, look
-from .owned import Forward
 from .placement import Placed, Placement
 from .pool import Exchange, Pool
 from .queue import Queue
-from .request import FieldReader, Request, target_of
 from .resume import Resumer
+from .tenants import Tenant
 from .tunnel import through
-from .upload import OPENING, Upload
+from .upload import Upload
 
 log = logging.getLogger("warmroute.proxy")
 
@@ -62,14 +61,13 @@ class Handler:
         budget: Budget,
         queue: Queue,
         secret: bytes,
+        intake: Intake,
         recognizer: Recognizer,
         ledger: Ledger | None,
         residents: Residents | None,
         hop: Callable[[bytes | None], Hop] | None,
-        asks: Asks,
         resumer: Resumer,
-        reader: FieldReader,
-        forward: Forward,
+        drop: frozenset[bytes],
         body_limit: int,
         response_headers: bool,
     ) -> None:
@@ -82,22 +80,21 @@ class Handler:
         self._budget = budget
         self._queue = queue
         self._secret = secret
+        self._intake = intake
         self._recognizer = recognizer
         self._others = recognizer.memory.shared
         self._ledger = ledger
         self._residents = residents
         self._hop = hop
-        self._asks = asks
         self._resumer = resumer
-        self._reader = reader
-        self._forward = forward
+        self._drop = drop
         self._body_limit = body_limit
         self._answers = Answers(registry, pools, response_headers)
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
 
-    async def handle(self, route: Route, scope: Scope, client: Client, receive: Receive) -> None:
-        """Answer one request of the model API."""
+    async def handle(self, route: Route, scope: Scope, client: Client, receive: Receive, tenant: Tenant) -> None:
+        """Answer one request of the model API, which this tenant sends."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         named = first_values(headers)
         record = RequestRecord(
@@ -107,24 +104,12 @@ class Handler:
             started=self._clock(),
             time=time.time(),
             hop=self._hop(named.get(b"traceparent")) if self._hop is not None else None,
+            tenant=tenant.name,
         )
-        incoming = Incoming(receive, named, self._body_limit, client.connection)
+        incoming = Incoming(receive, named, tenant.limits.body or self._body_limit, client.connection)
         try:
-            body = await (incoming.at_least(OPENING) if is_form(named) else incoming.whole())
-            request = Request(record.method, target_of(scope), route.label, headers, named, body, self._reader)
-            model = self._placement.model_of(request.model)
-            if model is None and not incoming.ended:
-                request.body = await incoming.whole(body)
-                model = self._placement.model_of(request.model)
-            self._forward.owned.apply(request)
-            turn = self._recognizer.recognise(request, route, model, response_id(route, scope["raw_path"]))
-            others = self._others
-            if others is not None and (notes := self._recognizer.unknown(turn)) and await others.fetch(notes):
-                turn = self._recognizer.recognise(request, route, model, response_id(route, scope["raw_path"]))
-            if len(named) != len(headers):
-                turn.refused += self._recognizer.repeated(turn, headers)
-            asked = put_into(request.body, route.shape, request, self._asks)
-            x = InFlight(request, route, client, record, turn, model, asked)
+            taken = await self._intake.take(route, scope, headers, named, incoming, tenant)
+            x = InFlight(taken.request, route, client, record, taken.turn, taken.model, taken.asked)
             x.upload = None if incoming.ended else Upload(incoming)
             with client:
                 await self._serve(x)
@@ -237,7 +222,7 @@ class Handler:
             host=pool.host_header,
             body_length=x.body_length,
             extra=x.for_backend(decision.engine, self._registry.backends[placed.backend].spec.key),
-            drop=self._forward.drop,
+            drop=self._drop,
         )
         body = x.asked.body if x.upload is None else x.upload.framed(x.asked.body)
         connection.send(head, body, head_only=request.method == "HEAD")

@@ -13,21 +13,30 @@ _BEARER = b"bearer "
 
 
 class Keys:
-    """Admits who shows one of some keys. Each is a text, or `sha256:` and the 64 hex digits of its digest."""
+    """Tells whose key is shown. Each is a text, or `sha256:` and the 64 hex digits of its digest, and is some tenant's."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [
-            bytes.fromhex(key.removeprefix(_HASHED)) if key.startswith(_HASHED) else sha256(key.encode()).digest()
-            for key in keys
+    def __init__(self, keys: Iterable[tuple[str, str]]) -> None:
+        """`keys` are pairs of a key and its tenant's name."""
+        self._tenants = [
+            (
+                bytes.fromhex(key.removeprefix(_HASHED)) if key.startswith(_HASHED) else sha256(key.encode()).digest(),
+                name,
+            )
+            for key, name in keys
         ]
 
     def __repr__(self) -> str:
-        return f"<Keys {len(self._digests)}>"
+        return f"<Keys {len(self._tenants)}>"
 
-    def admit(self, headers: Headers) -> bool:
-        """Whether a request shows a key. All are compared, in the same time whichever it is, and whether it is one."""
+    def tenant(self, headers: Headers) -> str | None:
+        """Whose key a request shows, None if it shows none. All are compared, in the same time whichever it is, and whether it
+        is one; of several that are shown the one that stands last among the keys counts."""
         shown = [sha256(_key(name, value)).digest() for name, value in headers if name in CREDENTIALS]
-        return sum(hmac.compare_digest(digest, known) for digest in shown for known in self._digests) > 0
+        found = None
+        for digest, name in self._tenants:
+            if sum([hmac.compare_digest(digest, one) for one in shown]):
+                found = name
+        return found
 
 
 def without_keys(headers: Headers) -> list[tuple[bytes, bytes]]:

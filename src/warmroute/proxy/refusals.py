@@ -36,6 +36,7 @@ class Refusals:
         method: str = UNKNOWN,
         headers: Headers = (),
         since: float | None,
+        tenant: str = "",
     ) -> tuple[Headers, bytes]:
         """Headers and body of the answer, which is to be sent at once. `since` is the time of arrival, None for now."""
         now = self._clock()
@@ -53,6 +54,7 @@ class Refusals:
             duration_s=now - started,
             bytes_out=len(body),
             error=error.code,
+            tenant=tenant,
         )
         self._settle(record)
         return [*error.headers(), (b"x-request-id", identity.encode())], body

@@ -133,6 +133,21 @@ class Request:
         told = _query(self.target) if self.label == REALTIME.label else self.body
         self._fields = None if not told or is_form(self.named) else self._reader.read(told)
 
+    @property
+    def unreadable(self) -> bool:
+        """Whether there is a body that is no JSON object, at least for this reader."""
+        if not self._scanned:
+            self._scan()
+        return self._fields is None and bool(self.body)
+
+    def put(self, fields: bytes) -> None:
+        """Put fields at the front of the JSON object that the body is; each has a comma behind it."""
+        at = self.body.find(b"{") + 1
+        rest = self.body[at:]
+        if rest.lstrip().startswith(b"}"):
+            fields = fields[:-1]
+        self.replace_body(self.body[:at] + fields + rest)
+
     def has(self, name: str) -> bool:
         """Whether the JSON body has this top-level field, whatever its value; cheaper than reading it."""
         if not self._scanned:

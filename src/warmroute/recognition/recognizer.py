@@ -37,6 +37,7 @@ class Turn:
     named: Session | None = None
     opening: bytes | None = None
     begun: bool = False
+    tenant: str = ""
 
     @property
     def source(self) -> str | None:
@@ -85,11 +86,18 @@ class Recognizer:
     def __repr__(self) -> str:
         return f"<Recognizer {len(self._sources)} sources{', content' if self._by_content else ''}>"
 
-    def recognise(self, view: PromptView, route: Route, model: str | None, response_id: str | None = None) -> Turn:
-        """Whose turn a request is. `response_id` is that of its path, where the path has one."""
+    def recognise(
+        self, view: PromptView, route: Route, model: str | None, response_id: str | None = None, tenant: str = ""
+    ) -> Turn:
+        """Whose turn a request is. `response_id` is that of its path, where the path has one.
+
+        What one tenant says is never another's: ids, histories and stored responses are theirs alone.
+        """
+        if tenant:  # no ambiguity: all have tenants, or nobody has one
+            model = f"\0{tenant}\0{model or ''}"
         identity = identify(view, model, self._sources, self._unusable)
         shape = route.shape
-        turn = Turn(refused=identity.refused, shape=shape)
+        turn = Turn(refused=identity.refused, shape=shape, tenant=tenant)
         named = self._known(identity.session) if identity.session is not None else None
         # Of a session that is known only the beginning of what it says matters, and mostly not even that.
         known = named is not None and self._pins.get(named.key) is not None
@@ -201,6 +209,7 @@ class Recognizer:
             asked = before if isinstance(before, str) and before else None
         if asked is None:
             return
+        asked = _of_tenant(turn.tenant, asked)
         owner = self.memory.owners.find(asked)
         if owner is None:
             turn.owner_unknown, turn.response = True, asked
@@ -295,10 +304,16 @@ class Listener:
     def _note_id(self, response_id: str) -> None:
         self._id_noted = True
         if self._decision.backend is not None:
+            response_id = _of_tenant(self._turn.tenant, response_id)
             owner = Owner(self._decision.backend, self._turn.session)
             self._memory.owners.made(response_id, owner)
             if self._memory.shared is not None:
                 self._memory.shared.made(response_id, owner)
+
+
+def _of_tenant(tenant: str, response_id: str) -> str:
+    """A response's id under which no other tenant finds it."""
+    return f"{tenant}\0{response_id}" if tenant else response_id
 
 
 def _history(shape: Shape | None, view: RequestView, model: str | None, messages: list[Message]) -> History | None:

@@ -1,0 +1,95 @@
+"""Takes a request in: reads it, finds out whose turn it is, and makes of its body what a backend may get."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..core.headers import Headers
+from ..core.questions import Asked, Asks, put_into
+from ..core.routes import Route, response_id
+from ..recognition.recognizer import Recognizer, Turn
+from ..recognition.sharing import SharedMemory
+from . import errors
+from .body import BodyRefused, Incoming, is_form
+from .client import Scope
+from .isolation import Isolation
+from .owned import Owned
+from .placement import Placement
+from .request import FieldReader, Request, target_of
+from .tenants import Tenant
+from .upload import OPENING
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A request as it was taken in: `asked` is what is sent on of it."""
+
+    request: Request
+    model: str | None
+    turn: Turn
+    asked: Asked
+
+
+class Intake:
+    """What reading a request takes. `take` raises BodyRefused for what may not go on, and ClientLeft."""
+
+    def __init__(
+        self,
+        *,
+        recognizer: Recognizer,
+        placement: Placement,
+        others: SharedMemory | None,
+        reader: FieldReader,
+        owned: Owned,
+        isolation: Isolation,
+        asks: Asks,
+    ) -> None:
+        self._recognizer = recognizer
+        self._placement = placement
+        self._others = others
+        self._reader = reader
+        self._owned = owned
+        self._isolation = isolation
+        self._asks = asks
+
+    def __repr__(self) -> str:
+        return f"<Intake {self._owned!r} {self._isolation!r}>"
+
+    async def take(
+        self,
+        route: Route,
+        scope: Scope,
+        headers: Headers,
+        named: Mapping[bytes, bytes],
+        incoming: Incoming,
+        tenant: Tenant,
+    ) -> Taken:
+        body = await (incoming.at_least(OPENING) if is_form(named) else incoming.whole())
+        request = Request(str(scope["method"]), target_of(scope), route.label, headers, named, body, self._reader)
+        model = self._placement.model_of(request.model)
+        if model is None and not incoming.ended:
+            request.body = await incoming.whole(body)
+            model = self._placement.model_of(request.model)
+        self._owned.apply(request)
+        turn = await self._recognised(request, route, model, response_id(route, scope["raw_path"]), tenant)
+        fields = tenant.fields(request, route.shape)
+        if self._isolation.mode != "off":
+            fields += self._isolation.fields(request, tenant, turn.session)
+        if fields:
+            request.put(fields)
+        return Taken(request, model, turn, put_into(request.body, route.shape, request, self._asks))
+
+    async def _recognised(
+        self, request: Request, route: Route, model: str | None, asked: str | None, tenant: Tenant
+    ) -> Turn:
+        """Whose turn a request is: one of its tenant's, and of nobody else's."""
+        recognizer, others = self._recognizer, self._others
+        turn = recognizer.recognise(request, route, model, asked, tenant.name)
+        if others is not None and (notes := recognizer.unknown(turn)) and await others.fetch(notes):
+            turn = recognizer.recognise(request, route, model, asked, tenant.name)
+        if len(request.named) != len(request.headers):
+            turn.refused += recognizer.repeated(turn, request.headers)
+        if tenant.name:
+            if turn.owner_unknown:
+                raise BodyRefused(errors.response_not_found())
+            tenant.claim(turn.session)
+        return turn
