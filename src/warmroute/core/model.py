@@ -122,7 +122,7 @@ class EngineLoad(Protocol):
 
 
 class Candidate(Protocol):
-    """What a decision may read of a backend; `fleet.registry.BackendState` is one.
+    """What a decision may read of a backend; `fleet.backend.BackendState` is one.
 
     `size` is that of its sessions together, in KiB of the prompts with which they came.
     """
