@@ -17,7 +17,8 @@ from warmroute import cli
 from warmroute.app import Router
 from warmroute.config import Config, load
 
-from .scripted import RawClient
+from .conftest import StartRouter
+from .scripted import RawClient, Scripted
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "config" / "kubernetes"
@@ -26,6 +27,12 @@ VERSIONS = ("1.31", "1.34", "1.37")
 CONFIG = FOLDER / "warmroute.yaml"
 
 LABELS = {"type": "object", "additionalProperties": {"type": "string"}}
+CREDENTIALS = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "key": {"type": "string"}},
+    "required": ["name", "key"],
+    "additionalProperties": False,
+}
 SELECTOR = {"type": "object", "properties": {"matchLabels": LABELS}, "required": ["matchLabels"]}
 ENDPOINT = {
     "type": "object",
@@ -33,6 +40,12 @@ ENDPOINT = {
         "port": {"type": "string"},
         "path": {"type": "string", "pattern": "^/"},
         "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
+        "authorization": {
+            "type": "object",
+            "properties": {"credentials": CREDENTIALS},
+            "required": ["credentials"],
+            "additionalProperties": False,
+        },
     },
     "required": ["port"],
     "additionalProperties": False,
@@ -172,21 +185,27 @@ def pod() -> dict[str, Any]:
     return spec
 
 
+SECRET = {
+    "WARMROUTE_STORE__SECRET": "0123456789" * 4,
+    "WARMROUTE_LISTEN__ADMIN_TOKEN": "9876543210" * 4,
+    "WARMROUTE_LISTEN__KEYS": '["' + "0123456789abcdef" * 2 + '"]',
+}
+"""As kustomization.yaml says that it is made; digits alone are what YAML is most likely to read as something else."""
+
+
 @pytest.fixture
 def config() -> Config:
-    environment = {
-        "WARMROUTE_STORE__SECRET": "0123456789" * 4,
-        "WARMROUTE_LISTEN__KEYS": '["' + "0123456789abcdef" * 2 + '"]',
-    }
-    return load(CONFIG, environment=environment, flags={})
+    return load(CONFIG, environment=SECRET, flags={})
 
 
 def test_the_configuration_and_the_secret_are_understood(config: Config) -> None:
     assert config.store.secret is not None
-    assert config.store.secret.get_secret_value() == "0123456789" * 4
+    assert config.store.secret.get_secret_value() == SECRET["WARMROUTE_STORE__SECRET"]
+    assert config.listen.admin_token is not None
+    assert config.listen.admin_token.get_secret_value() == SECRET["WARMROUTE_LISTEN__ADMIN_TOKEN"]
     assert len(config.listen.keys) == 1
     named = set(re.findall(r"WARMROUTE_[A-Z_]+", (FOLDER / "kustomization.yaml").read_text()))
-    assert named == {"WARMROUTE_STORE__SECRET", "WARMROUTE_LISTEN__KEYS"}
+    assert named == set(SECRET)
 
 
 def test_the_store_is_the_one_of_the_manifests(config: Config) -> None:
@@ -222,7 +241,19 @@ async def test_what_probes_ask_is_answered(router: Router, pod: dict[str, Any]) 
         async with await RawClient.connect(router.data_url) as client:
             client.send(f"GET {asked['path']} HTTP/1.1\r\nhost: 10.0.0.1:8080\r\n\r\n".encode())
             assert (await client.reply("GET")).status == 200
+
+
+async def test_prometheus_reads_the_metrics_with_the_token_of_the_secret(
+    backends: list[Scripted], start_router: StartRouter, pod: dict[str, Any]
+) -> None:
     (endpoint,) = manifest("PodMonitor")["spec"]["podMetricsEndpoints"]
-    async with await RawClient.connect(router.admin_url) as client:
-        client.send(f"GET {endpoint['path']} HTTP/1.1\r\nhost: 10.0.0.1:8081\r\n\r\n".encode())
-        assert b"warmroute_build_info" in (await client.reply("GET")).body
+    credentials = endpoint["authorization"]["credentials"]
+    assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": credentials["name"]}}]
+    token = SECRET[credentials["key"]]
+    router = await start_router(backends, listen={"port": 0, "admin_port": 0, "admin_token": token})
+    for shown, status in ((f"authorization: Bearer {token}\r\n", 200), ("", 401)):
+        async with await RawClient.connect(router.admin_url) as client:
+            client.send(f"GET {endpoint['path']} HTTP/1.1\r\nhost: 10.0.0.1:8081\r\n{shown}\r\n".encode())
+            reply = await client.reply("GET")
+        assert reply.status == status
+        assert (b"warmroute_build_info" in reply.body) == (status == 200)
