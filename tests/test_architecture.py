@@ -42,6 +42,7 @@ BESIDE: dict[str, set[str]] = {
     "check": {"core", "config"},
     "control": {"core", "config", "telling"},
     "telling": set(),
+    "joining": {"control"},
     "saved": set(),
     "lint": {"core", "proxy"},
     "__main__": {"cli"},
@@ -125,7 +126,7 @@ def allowed(part: str) -> set[str]:
         part,
         *below,
         *({"config"} if part in CONFIG_IS_FOR else ()),
-        *({"check", "control", "saved", "telling", "lint"} if part == "cli" else ()),
+        *({"check", "control", "joining", "saved", "telling", "lint"} if part == "cli" else ()),
     }
 
 

@@ -18,8 +18,8 @@ A map of the package, in the order in which a request meets it:
     observe/            one record a request -> counters, metrics, access log, state as JSON
     web/                the admin listener and the dashboard
     sim/                a simulated vLLM with a real prefix cache, and a chat workload
-    check, control      `warmroute check URL`; the commands that talk to a running router (telling: what they print); saved: a
-                        request kept in a file
+    check, control      `warmroute check URL`; the commands that talk to a running router (joining: a backend more or less;
+                        telling: what they print); saved: a request kept in a file
     simulate/           `warmroute simulate`: ways of placing requests compared on a workload, in simulated time
     lint/               `warmroute lint FILE`: prompts that change, found in a log of requests
     demo                simulated servers, router and chat in one process

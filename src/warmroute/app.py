@@ -142,7 +142,7 @@ class Router:
             silence=lambda: self.config.outlier.silence,
             forget=kept.forget,
         )
-        self._access_log = assembly.access_log(config, self._log_stream)
+        self._access_log = settings.access_log(config, self._log_stream)
         if isinstance(self._log_stream, BackgroundWriter):
             writer = self._log_stream
             self.counters.log_lines_dropped = lambda: writer.dropped
@@ -292,7 +292,7 @@ class Router:
         if config.log != before.log:
             if self._access_log is not None:
                 self._access_log.close()
-            self._access_log = assembly.access_log(config, self._log_stream)
+            self._access_log = settings.access_log(config, self._log_stream)
         self._take(made)
         kept.queue.wake_all()
         return changes._replace(by_hand=tuple(members.by_hand), removed_by_hand=tuple(members.hidden.values()))

@@ -2,12 +2,11 @@
 
 import asyncio
 import secrets
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -22,12 +21,10 @@ from .fleet.prober import Prober
 from .fleet.registry import BackendState
 from .fleet.scraper import Scraper, series_filter
 from .keeping import Kept
-from .observe.log import AccessLog, as_json, as_text
 from .observe.metrics import MetricsPage, RouterCollector, Work
 from .observe.record import RequestRecord
 from .observe.state import StateView
 from .observe.truth_view import TruthView
-from .observe.writer import BackgroundWriter
 from .proxy.explain import Explainer
 from .proxy.handler import Handler
 from .proxy.intake import Intake
@@ -219,13 +216,3 @@ def _metrics(config: Config, kept: Kept) -> MetricsPage:
         kept.members,
     )
     return MetricsPage(collector, kept.registry, kept.clock, stale_after)
-
-
-def access_log(config: Config, stream: TextIO | BackgroundWriter) -> AccessLog | None:
-    """What writes a line for each request; None if nothing should."""
-    choice = config.log.format
-    if choice == "off":
-        return None
-    if choice == "auto":
-        choice = "text" if sys.stderr.isatty() else "json"
-    return AccessLog(stream, as_text if choice == "text" else as_json)

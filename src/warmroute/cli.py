@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NoReturn
 import click
 import uvloop
 
-from . import __version__, control, demo, saved, telling
+from . import __version__, control, demo, joining, saved, telling
 from .check.command import check_command
 from .config import Config, ConfigError, load
 from .lint.command import lint_command
@@ -205,7 +205,7 @@ def undrain_command(name: str, admin: control.Admin, as_json: bool) -> None:
 @control.admin_options
 def add_command(url: str, name: str | None, weight: float | None, admin: control.Admin, as_json: bool) -> None:
     """Let a running router use one backend more, until it is removed or the router ends. No conversation moves to it."""
-    _show(lambda: control.add(admin, url, name, weight), control.added_text, as_json)
+    _show(lambda: joining.add(admin, url, name, weight), joining.added_text, as_json)
 
 
 @main.command("remove")
@@ -214,7 +214,7 @@ def add_command(url: str, name: str | None, weight: float | None, admin: control
 @control.admin_options
 def remove_command(name: str, now: bool, admin: control.Admin, as_json: bool) -> None:
     """Drain a backend of a running router, then forget it, until it is added again or the router is started anew."""
-    _show(lambda: control.remove(admin, name, now), control.removed_text, as_json)
+    _show(lambda: joining.remove(admin, name, now), joining.removed_text, as_json)
 
 
 @main.command("reload")

@@ -143,30 +143,6 @@ def drain(admin: Admin | str, name: str, on: bool, deadline: float | None = None
     return call(admin, path, post=True, content=wish)
 
 
-def add(admin: Admin | str, url: str, name: str | None, weight: float | None) -> dict[str, Any]:
-    """Let a router use one backend more. Raises ControlError."""
-    wish = {"url": url, "name": name, "weight": weight}
-    return call(admin, "/api/backends", post=True, content={k: v for k, v in wish.items() if v is not None})
-
-
-def added_text(answer: dict[str, Any]) -> str:
-    """What was added, and for how long."""
-    until = "until it is removed or the router ends" if answer["sources"] == ["hand"] else "as before"
-    return f"{answer['backend']} is {answer['state']}, and used {until}"
-
-
-def remove(admin: Admin | str, name: str, now: bool) -> dict[str, Any]:
-    """Let a router forget a backend once it is empty, or now. Raises ControlError."""
-    return call(admin, f"/api/backends/{quote(name, safe=':')}/remove{'?now' if now else ''}", post=True)
-
-
-def removed_text(answer: dict[str, Any]) -> str:
-    """How far it is."""
-    gone = answer["state"] == "removed"
-    left = f"{answer['sessions']} sessions"
-    return f"{answer['backend']} is {'gone' if gone else 'being emptied'}, {left} {'move' if gone else 'are left'}"
-
-
 def wait_until_empty(admin: Admin | str, name: str, say: Callable[[str], None], pause: float = 0.5) -> dict[str, Any]:
     """Wait until a draining backend has no session and no request, and say how many are left as that changes.
 

@@ -1,6 +1,8 @@
 """From a Config to the settings of each part, as that part names them."""
 
+import sys
 from collections.abc import Callable
+from typing import TextIO
 
 from pydantic import ValidationError
 
@@ -14,6 +16,8 @@ from .core.questions import Asks
 from .core.retry import Budget
 from .fleet.prober import ProbeTimes
 from .fleet.scraper import ScrapeTimes
+from .observe.log import AccessLog, as_json, as_text
+from .observe.writer import BackgroundWriter
 from .proxy.keys import Keys
 from .proxy.owned import Forward, Owned
 from .proxy.pools import ConnectionTimes
@@ -102,3 +106,13 @@ def tenants(config: Config) -> dict[str, Limits]:
         return {}
     limits = {name: Limits(**tenant.model_dump()) for name, tenant in config.tenants.items()}
     return {name: limits.get(name, NO_LIMITS) for name in names}
+
+
+def access_log(config: Config, stream: TextIO | BackgroundWriter) -> AccessLog | None:
+    """What writes a line for each request; None if nothing should."""
+    choice = config.log.format
+    if choice == "off":
+        return None
+    if choice == "auto":
+        choice = "text" if sys.stderr.isatty() else "json"
+    return AccessLog(stream, as_text if choice == "text" else as_json)

@@ -228,6 +228,7 @@ async def test_scaling_out_and_in_under_load_loses_no_request(
         await until(lambda: a.name not in names(router))
         await said.again()
         await add(router, url=a.url)
+        await until(lambda: ready(router, a))
         await remove(router, c.name, "?now")
         await said.again()
         assert set(said.at.values()) == {a.name, b.name}

@@ -36,6 +36,7 @@ pytestmark = needs_prometheus
 NOTHING_FAILS = "no server of the demo fails"
 ONE_ROUTER = "the demo's router shares its conversations with no other"
 NO_TIER = "the simulated servers have no tier behind their caches"
+LISTED = "the demo's servers are listed, and nothing looks for others"
 PATIENT = "the demo's clients keep nobody waiting"
 NOT_THERE = {
     "warmroute_retries_total": NOTHING_FAILS,
@@ -45,6 +46,7 @@ NOT_THERE = {
     "warmroute_store_dropped_total": ONE_ROUTER,
     "warmroute_store_ignored_total": ONE_ROUTER,
     "warmroute_store_adopted_total": ONE_ROUTER,
+    "warmroute_discovery_up": LISTED,
     "warmroute_backend_external_prefix_cache_hit_ratio": NO_TIER,
     "warmroute_client_timeouts_total": PATIENT,
 }
