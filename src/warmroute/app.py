@@ -10,12 +10,21 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, TextIO
 
-import httpx
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from . import assembly, keeping, listeners, settings
-from .config import Config, ConfigError, needs_restart, read_secret, require_extras
+from .config import (
+    Certificates,
+    Config,
+    ConfigError,
+    needs_restart,
+    read_certificates,
+    read_secret,
+    require_extras,
+    unverified,
+)
 from .core.model import Failure, Phase
+from .fleet.asking import Asking
 from .fleet.broadcast import Broadcaster
 from .fleet.changes import Changes
 from .housekeeping import Housekeeping, keep
@@ -75,6 +84,7 @@ class Router:
         try:
             require_extras(config)
             secret = read_secret(config.store)
+            self._certificates = read_certificates(config)
         except ConfigError as error:
             raise StartError(str(error)) from None
         data_socket = listeners.listen(listen.host, listen.port)
@@ -115,6 +125,7 @@ class Router:
             asyncio.ensure_future(server.serve(sockets=[sock]))
             for server, sock in zip(self._servers, (data_socket, admin_socket), strict=True)
         ]
+        self._warn()
         self.data_url = listeners.url_of(listen.host, data_socket)
         self.admin_url = listeners.url_of(listen.admin_host, admin_socket)
         await asyncio.gather(*(server.ready.wait() for server in self._servers))
@@ -125,13 +136,12 @@ class Router:
         self._kept = kept = keeping.keep(config, secret, self._clock)
         self.pins, self.registry, self.shared = kept.pins, kept.registry, kept.shared
         self.memory, self.counters = kept.memory, kept.counters
-        self._http = httpx.AsyncClient(
-            trust_env=False, follow_redirects=False, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)
-        )
+        contexts = self._certificates.backends
+        self._http = Asking(contexts)
         self._prober, self._scraper, self._kv_events = assembly.watch(config, kept, self._http)
         times = settings.connection_times(config)
         self._pools = Pools(asyncio.get_running_loop(), self._clock)
-        self._pools.follow(self._pools.planned(config.specs, times), times)
+        self._pools.follow(self._pools.planned(config.specs, times, contexts), times)
         self._housekeeping = Housekeeping(
             pins=kept.pins,
             registry=kept.registry,
@@ -147,7 +157,14 @@ class Router:
             writer = self._log_stream
             self.counters.log_lines_dropped = lambda: writer.dropped
         watching = Watching(self._pools, self._prober, self._scraper, self._kv_events)
-        self._membership = Membership(kept, watching, lambda: self.config, self._reloading, lambda: self.stopping)
+        self._membership = Membership(
+            kept,
+            watching,
+            lambda: self.config,
+            lambda: self._certificates.backends,
+            self._reloading,
+            lambda: self.stopping,
+        )
         self._hooks = assembly.Hooks(
             settle=self._settle,
             backend_failed=self._backend_failed,
@@ -242,7 +259,7 @@ class Router:
         async with self._reloading:
             self.on_reload(True)
             try:
-                changes = await self._put_in_force(await self._read_again())
+                changes = await self._put_in_force(*await self._read_again())
             except ReloadError as error:
                 self._kept.reloads.failed(error)
                 self._kept.events.reload_failed(str(error))
@@ -255,19 +272,25 @@ class Router:
             log.info("the configuration was reloaded: %s", changes.told() or "the same backends")
             return changes
 
-    async def _read_again(self) -> Config:
-        """The configuration as it is now. Raises ReloadError."""
+    async def _read_again(self) -> tuple[Config, Certificates]:
+        """The configuration as it is now, with its certificates. Raises ReloadError."""
         read = self._read
         if read is None:
             raise ReloadError("this router was not started from a configuration that can be read again", refused=True)
         if self.stopping:
             raise ReloadError("the router is stopping", refused=True)
+        before = self._certificates
+
+        def work() -> tuple[Config, Certificates]:
+            config = read()
+            return config, read_certificates(config, before)
+
         try:
-            return await asyncio.to_thread(read)
+            return await asyncio.to_thread(work)
         except ConfigError as error:
             raise ReloadError(str(error), refused=False) from None
 
-    async def _put_in_force(self, config: Config) -> Changes:
+    async def _put_in_force(self, config: Config, certificates: Certificates) -> Changes:
         """All of a configuration in one step: whatever can fail is done before the first change. Raises ReloadError."""
         members = self._kept.members
         unlisted = {spec.name for spec in self.config.specs} - {spec.name for spec in config.specs}
@@ -282,11 +305,12 @@ class Router:
                 refused=True,
             )
         kept, before, clock = self._kept, self.config, self._clock
-        pools = self._membership.pools(config, planned)
+        pools = self._membership.pools(config, planned, certificates.backends)
         budget = kept.budget if config.retry == before.retry else settings.budget(config, clock)
         made = assembly.make(config, replace(kept, budget=budget), self._pools, self._hooks)
         kept.budget = budget
-        self.config = config
+        self.config, self._certificates = config, certificates
+        self._http.follow(certificates.backends)
         changes = self._membership.enter(config, planned, ring, pools)
         kept.queue.configure(length=config.queue.length, timeout=config.queue.timeout)
         if config.log != before.log:
@@ -295,7 +319,12 @@ class Router:
             self._access_log = settings.access_log(config, self._log_stream)
         self._take(made)
         kept.queue.wake_all()
+        self._warn()
         return changes._replace(by_hand=tuple(members.by_hand), removed_by_hand=tuple(members.hidden.values()))
+
+    def _warn(self) -> None:
+        if names := unverified(self.config):
+            log.warning("upstream.verify is off: whoever answers in the place of %s is believed", ", ".join(names))
 
     async def _reload_for_admin(self) -> dict[str, object]:
         return {name: list(names) for name, names in (await self.reload())._asdict().items()}

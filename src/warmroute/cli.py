@@ -14,7 +14,7 @@ import uvloop
 
 from . import __version__, control, demo, joining, saved, telling
 from .check.command import check_command
-from .config import Config, ConfigError, load
+from .config import Config, ConfigError, load, read_certificates, unverified
 from .lint.command import lint_command
 from .listeners import StartError
 from .observe.writer import BackgroundWriter
@@ -117,6 +117,14 @@ def config_group() -> None:
 def config_check(file: Path) -> None:
     """Check a file; exit code 2 and the faults with their lines if it cannot be used."""
     config = _config(file=file)
+    try:
+        read_certificates(config)
+    except ConfigError as error:
+        _fail(str(error), USAGE_ERROR)
+    for name in unverified(config):
+        click.echo(
+            f"{file}: whoever answers in the place of {name} is believed, since upstream.verify is off", err=True
+        )
     more = f", more by {' and '.join(config.discovery.sources)}" if config.discovery.sources else ""
     click.echo(f"{file}: good, {len(config.backends)} backends{more}")
 

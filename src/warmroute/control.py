@@ -14,6 +14,7 @@ import click
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
+from .config.certificates import command_context, command_cure
 from .config.values import Seconds
 from .telling import table
 
@@ -99,7 +100,9 @@ def _ask(
     url = f"{admin.rstrip('/')}{path}"
     method = "POST" if post else "GET"
     try:
-        response = httpx.request(method, url, content=body, headers=headers, timeout=timeout, trust_env=False)
+        response = httpx.request(
+            method, url, content=body, headers=headers, timeout=timeout, trust_env=False, verify=command_context(url)
+        )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ControlError(
             f"no router answers at {admin} ({_words(error)}); give its address with --admin URL"
@@ -125,6 +128,8 @@ def _ask(
 
 def _words(error: Exception) -> str:
     """What a failed request tells, without the number of the system's error."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return f"its certificate is not believed: {command_cure(error)}"
     return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 

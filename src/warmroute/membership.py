@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import settings
 from .config import Config, nameserver, query
-from .core.model import BackendSpec
+from .core.model import BackendSpec, Trust
 from .core.ring import Ring
 from .core.wanted import Plan, plan
 from .discovery.file import FileWatch
@@ -75,7 +76,7 @@ class Watching:
 
 
 class Membership:
-    """Puts in force whom the configuration, discovery and operators want. `config` gives what is in force now.
+    """Puts in force whom the configuration, discovery and operators want. `config` and `contexts` give what is in force now.
 
     Whoever changes the backends holds `lock` from the plan to its step, so that nobody's plan is about others.
     """
@@ -85,12 +86,14 @@ class Membership:
         kept: Kept,
         watching: Watching,
         config: Callable[[], Config],
+        contexts: Callable[[], Mapping[Trust, ssl.SSLContext]],
         lock: asyncio.Lock,
         stopping: Callable[[], bool],
     ) -> None:
         self._kept = kept
         self._watching = watching
         self._config = config
+        self._contexts = contexts
         self._lock = lock
         self._stopping = stopping
         self._told: frozenset[str] = frozenset()
@@ -107,7 +110,7 @@ class Membership:
         kept = self._kept
         key = config.upstream.key.get_secret_value() if config.upstream.key is not None else None
         return plan(
-            kept.members.name_all(config.specs, key),
+            kept.members.name_all(config.specs, key, config.upstream.trust),
             [state.spec for state in kept.registry.backends.values()],
             {*cut, *self._cut, *kept.registry.gone()},
         )
@@ -120,8 +123,9 @@ class Membership:
             return registry.fleet().ring
         return await asyncio.to_thread(Ring, weights)
 
-    def pools(self, config: Config, planned: Plan) -> dict[str, Pool]:
-        return self._watching.pools.planned(planned.specs, settings.connection_times(config))
+    def pools(self, config: Config, planned: Plan, contexts: Mapping[Trust, ssl.SSLContext]) -> dict[str, Pool]:
+        """The pools to these backends; `contexts` say how those with an https URL are known."""
+        return self._watching.pools.planned(planned.specs, settings.connection_times(config), contexts)
 
     def enter(self, config: Config, planned: Plan, ring: Ring, pools: dict[str, Pool]) -> Changes:
         """Let these backends, and this configuration's way to look at them, be in force."""
@@ -179,7 +183,7 @@ class Membership:
                 self._kept.members.wanted = planned.wanted
                 return
             ring = await self.ring(planned.specs)
-            changes = self.enter(config, planned, ring, self.pools(config, planned))
+            changes = self.enter(config, planned, ring, self.pools(config, planned, self._contexts()))
             self._kept.queue.wake_all()
         if changes.told():
             log.info("the backends have changed: %s", changes.told())

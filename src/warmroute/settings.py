@@ -27,7 +27,10 @@ from .proxy.tenants import DEFAULT, NO_LIMITS, Limits
 def backend(entry: object) -> BackendSpec:
     """One backend as a list of them names it: a URL, or a mapping. Raises ValueError with one line that says what is wrong."""
     try:
-        return BackendConfig.model_validate(entry).spec()
+        found = BackendConfig.model_validate(entry)
+        if found.ca is None:
+            return found.spec()
+        text = "ca: only backends of the configuration can have one; upstream.ca is for those that are found"
     except ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(map(str, fault["loc"]))
@@ -36,7 +39,7 @@ def backend(entry: object) -> BackendSpec:
         else:
             told = fault["msg"].removeprefix("Value error, ")
             text = f"{key}: {told}" if key else told
-        raise ValueError(text) from None
+    raise ValueError(text)
 
 
 def thresholds(config: Config) -> Thresholds:

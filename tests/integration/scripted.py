@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -122,6 +123,7 @@ class Scripted:
     models_script: Script | None = None
     port: int = 0
     host: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
         self.requests: list[Seen] = []
@@ -131,7 +133,7 @@ class Scripted:
 
     @property
     def url(self) -> str:
-        return f"http://{self.name}"
+        return f"{'https' if self.tls else 'http'}://{self.name}"
 
     @property
     def name(self) -> str:
@@ -142,7 +144,7 @@ class Scripted:
         return [seen for seen in self.requests if seen.line.startswith("POST")]
 
     async def start(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, self.host, self.port, backlog=2048)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port, backlog=2048, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -238,14 +240,21 @@ class RawClient:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def connect(cls, url: str, receive_buffer: int | None = None) -> "RawClient":
-        host, port = url.removeprefix("http://").split(":")
+    async def connect(
+        cls, url: str, receive_buffer: int | None = None, tls: ssl.SSLContext | None = None
+    ) -> "RawClient":
+        host, port = url.partition("://")[2].split(":")
         sock = socket.socket()
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
-        return cls(*await asyncio.open_connection(sock=sock, limit=receive_buffer or 2**16))
+        server_hostname = host if tls else None
+        return cls(
+            *await asyncio.open_connection(
+                sock=sock, limit=receive_buffer or 2**16, ssl=tls, server_hostname=server_hostname
+            )
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from warmroute.config import BackendConfig, Config, ConfigError, load
-from warmroute.core.model import BackendSpec
+from warmroute.core.model import BackendSpec, Trust
 
 FILES = Path(__file__).parent.parent / "config"
 
@@ -32,6 +32,9 @@ BAD: dict[str, list[str]] = {
     "backends-empty": [f"{{file}}:1: {LIST_THEM}"],
     "backends-one-text": ["{file}:1: backends: expected a list"],
     "bound-below-one": ["{file}:3: affinity.session_bound: Input should be greater than or equal to 1"],
+    "client-key-without-certificate": [
+        "{file}:2: upstream: cert_key is of no use without cert, the certificate that it belongs to"
+    ],
     "control-character": ["{file}: not YAML: unacceptable character #x0001: special characters are not allowed"],
     "duration-in-parts": [
         "{file}:3: affinity.idle_expiry: '1h30m' is not a duration; write it like 500ms, 2s, 30m or 1h"
@@ -70,6 +73,10 @@ BAD: dict[str, list[str]] = {
     ],
     "repeated-key": ["{file}:4: 'listen' stands here a second time; the first is in line 2"],
     "section-is-a-text": ["{file}:2: listen: expected keys below it, such as 'key: value'"],
+    "server-name-with-a-scheme": [
+        "{file}:3: backends.0.server_name: 'https://gpu-a.example' is not a name that a certificate can hold;"
+        " write it like gpu-a.example or 10.0.0.1"
+    ],
     "several": [
         "{file}:3: backends.1.url: 'ftp://127.0.0.1:8001' is not the URL of a server; write it like http://127.0.0.1:8000",
         "{file}:5: listen.port: Input should be greater than or equal to 0",
@@ -150,9 +157,17 @@ def test_every_key_can_be_set(path: tuple[str, ...]) -> None:
 
 def test_what_is_set_is_what_is_in_force() -> None:
     config = load(FILES / "every-key.good.yaml", environment={})
+    trust = Trust("/etc/warmroute/ca.pem", "/etc/warmroute/client.pem", "/etc/warmroute/client.key", verify=False)
     assert config.specs == (
-        BackendSpec("gpu-a", "https://gpu-a.example:8443/base", 2.5, "of-gpu-a"),
-        BackendSpec("gpu-b.example:8000", "http://gpu-b.example:8000", 1.0, "of-all-others"),
+        BackendSpec(
+            "gpu-a",
+            "https://gpu-a.example:8443/base",
+            2.5,
+            "of-gpu-a",
+            trust._replace(ca="/etc/warmroute/gpu-a.pem"),
+            "gpu-a.internal",
+        ),
+        BackendSpec("gpu-b.example:8000", "http://gpu-b.example:8000", 1.0, "of-all-others", trust),
     )
     assert (config.listen.host, config.listen.port) == ("::", 9080)
     assert (config.affinity.key_sources, config.affinity.idle_expiry) == (("session_id",), 7200.0)

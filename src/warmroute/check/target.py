@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
+from ..config.certificates import command_context, command_cure
 from ..core import vllm_metrics
 from ..core.exposition import parse
 
@@ -32,7 +34,9 @@ class Model:
 
 def new_client() -> httpx.AsyncClient:
     """A client whose answers may take long, for prompts that are computed."""
-    return httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(300, connect=5))
+    times = httpx.Timeout(300, connect=5)
+    cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+    return httpx.AsyncClient(trust_env=False, timeout=times, cookies=cookies, verify=command_context("https://"))
 
 
 class Target:
@@ -75,6 +79,8 @@ class Target:
             response = await self._http.get(url, headers=self._admin_auth if admin else self._auth)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             hint = "give the router's admin address with --admin" if admin else "is a server running at this address?"
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                hint = command_cure(error)
             raise CheckError(f"GET {url} failed: {error or type(error).__name__}; {hint}") from None
         if admin and response.status_code == 401:
             raise CheckError(f"{url} wants the router's admin token: give it in WARMROUTE_ADMIN_TOKEN")

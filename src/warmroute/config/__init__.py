@@ -1,9 +1,11 @@
 """The configuration: `schema` says what can be told, `load` reads it from flags, environment and one YAML file.
 
-`restart` says which keys a running router cannot take anew, `extras` which packages a configuration wants.
+`certificates` reads what is needed for TLS, `secret` the store's secret. `restart` says which keys a running router cannot
+take anew, `extras` which packages a configuration wants.
 """
 
 from .backends import BackendConfig
+from .certificates import Certificates, read_certificates, unverified
 from .discovery import nameserver, query
 from .extras import require_extras
 from .load import ConfigError, load
@@ -13,6 +15,7 @@ from .secret import read_secret
 
 __all__ = [
     "BackendConfig",
+    "Certificates",
     "Config",
     "ConfigError",
     "StoreConfig",
@@ -20,6 +23,8 @@ __all__ = [
     "nameserver",
     "needs_restart",
     "query",
+    "read_certificates",
     "read_secret",
     "require_extras",
+    "unverified",
 ]

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from ..core.model import BackendSpec
+from ..core.model import SYSTEM, BackendSpec, Trust
 from .keys import Key
-from .values import Section
+from .values import File, Section, ServerName
 
 _URL = re.compile(r"(https?)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[!-~]*)?")
 """A server's URL: no user, query or fragment, and no byte that could end a request line."""
@@ -17,12 +17,17 @@ _PASSWORD = re.compile(r"(?<=//)[^@/]*@")
 
 
 class BackendConfig(Section):
-    """One vLLM server. `name` defaults to host:port; `key` is what it was started with as `--api-key`."""
+    """One vLLM server. `name` defaults to host:port; `key` is what it was started with as `--api-key`.
+
+    `ca` and `server_name` say how to know it by its certificate, if its URL is https.
+    """
 
     url: str
     name: str = ""
     weight: Annotated[float, Field(ge=0.1, le=10)] = 1.0
     key: Key | None = None
+    ca: File | None = None
+    server_name: ServerName | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -50,11 +55,17 @@ class BackendConfig(Section):
             raise ValueError(f"{value!r} is not a name; use printable characters")
         return value
 
-    def spec(self, key: SecretStr | None = None) -> BackendSpec:
-        """`key` is for those that have none of their own."""
+    def spec(self, key: SecretStr | None = None, trust: Trust = SYSTEM) -> BackendSpec:
+        """`key`, and the authorities of `trust`, are for those that have none of their own."""
         own = self.key or key
-        name = self.name or urlsplit(self.url).netloc
-        return BackendSpec(name, self.url, self.weight, own.get_secret_value() if own is not None else None)
+        return BackendSpec(
+            self.name or urlsplit(self.url).netloc,
+            self.url,
+            self.weight,
+            own.get_secret_value() if own is not None else None,
+            trust if self.ca is None else trust._replace(ca=self.ca),
+            self.server_name,
+        )
 
 
 def _is_port(text: str | None) -> bool:

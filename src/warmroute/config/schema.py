@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SecretStr, field_serializer, field_validator, model_validator
 
 from ..core.identity import DEFAULT_SOURCES, ladder
-from ..core.model import BackendSpec
+from ..core.model import BackendSpec, Trust
 from ..core.store_url import read_store_url, without_passwords
 from .backends import BackendConfig
 from .discovery import DiscoveryConfig
@@ -15,7 +15,7 @@ from .forward import ForwardConfig
 from .keys import Key, Token
 from .tenants import IsolationConfig, ListenKey, TenantConfig, checked_name
 from .urls import is_loopback, traces_url
-from .values import Bytes, Seconds, SecondsOrNone, Section
+from .values import Bytes, File, Seconds, SecondsOrNone, Section
 
 
 class ListenConfig(Section):
@@ -43,6 +43,12 @@ class ListenConfig(Section):
     def is_open(self) -> bool:
         """Whether other machines can use the model API without a key."""
         return not is_loopback(self.host) and not self.keys
+
+
+def pair(cert: str | None, key: str | None, name: str) -> None:
+    """Raises ValueError if a key stands without its certificate. One without a key is well: one file may hold both."""
+    if key is not None and cert is None:
+        raise ValueError(f"{name}_key is of no use without {name}, the certificate that it belongs to")
 
 
 class AffinityConfig(Section):
@@ -110,11 +116,27 @@ class RetryConfig(Section):
 
 
 class UpstreamConfig(Section):
-    """Connections to the backends. vLLM closes idle ones after 5 s, so ours are given up before that."""
+    """Connections to the backends. vLLM closes idle ones after 5 s, so ours are given up before that.
+
+    `ca`, `cert`, `cert_key` and `verify` are for those whose URL is https.
+    """
 
     connect_timeout: Seconds = 2.0
     key: Key | None = None
     keepalive_expiry: Annotated[Seconds, Field(lt=5)] = 3.0
+    ca: File | None = None
+    cert: File | None = None
+    cert_key: File | None = None
+    verify: bool = True
+
+    @model_validator(mode="after")
+    def _whole_pair(self) -> Self:
+        pair(self.cert, self.cert_key, "cert")
+        return self
+
+    @property
+    def trust(self) -> Trust:
+        return Trust(self.ca, self.cert, self.cert_key, self.verify)
 
 
 class TruthConfig(Section):
@@ -290,7 +312,7 @@ class Config(Section):
 
     @property
     def specs(self) -> tuple[BackendSpec, ...]:
-        return tuple(backend.spec(self.upstream.key) for backend in self.backends)
+        return tuple(backend.spec(self.upstream.key, self.upstream.trust) for backend in self.backends)
 
     @classmethod
     def from_urls(cls, urls: Sequence[str], **listen: Any) -> Self:

@@ -3,11 +3,12 @@
 import re
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB)")
+_NAME = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9._:-]{0,252}")
 _BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -27,9 +28,27 @@ def _size(value: object) -> object:
     return value
 
 
+def _path(value: str) -> str:
+    if not value or "\0" in value:
+        raise ValueError(f"{value!r} is not the path of a file")
+    return value
+
+
+def _server_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not a name that a certificate can hold; write it like gpu-a.example or 10.0.0.1"
+        )
+    return value
+
+
 Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0, allow_inf_nan=False)]
 SecondsOrNone = Annotated[float, BeforeValidator(_duration), Field(ge=0, allow_inf_nan=False)]
 Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+File = Annotated[str, AfterValidator(_path)]
+"""The path of a file, which is read when it is needed."""
+ServerName = Annotated[str, AfterValidator(_server_name)]
+"""A name or an address, as certificates hold it."""
 
 
 class Section(BaseModel):

@@ -7,17 +7,36 @@ from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 
+class Trust(NamedTuple):
+    """How a backend proves over TLS who it is, and the router to it: paths of PEM files.
+
+    Without `ca` the system's authorities count; without `cert` the router shows none; `verify` False believes anybody.
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    cert_key: str | None = None
+    verify: bool = True
+
+
+SYSTEM = Trust()
+"""The system's authorities, and no certificate of the router's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
     """What a backend is, from the configuration; how it is doing lives in `fleet.registry`.
 
-    `weight` is its share of new sessions relative to the others (1.0 each by default); `key` is the one that it demands.
+    `weight` is its share of new sessions relative to the others (1.0 each by default); `key` is the one that it demands;
+    `server_name` is whom its certificate must name, by default the host of its URL.
     """
 
     name: str
     url: str
     weight: float = 1.0
     key: str | None = field(default=None, repr=False)
+    trust: Trust = SYSTEM
+    server_name: str | None = None
 
     @property
     def tls(self) -> bool:

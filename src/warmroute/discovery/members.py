@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..core.model import BackendSpec
+from ..core.model import SYSTEM, BackendSpec, Trust
 from ..core.wanted import Address, Offer, Wanted, address, merge
 from .source import Source
 
@@ -39,8 +39,8 @@ class Members:
         )
         return f"<Members {len(self.wanted.specs)} wanted{hand}, {self.sources}>"
 
-    def name_all(self, configured: Sequence[BackendSpec], key: str | None) -> Wanted:
-        """What all sources name now. `key` is for those that have none of their own."""
+    def name_all(self, configured: Sequence[BackendSpec], key: str | None, trust: Trust = SYSTEM) -> Wanted:
+        """What all sources name now. `key` and `trust` are for those that have none of their own."""
         offers = [
             Offer(CONFIG, configured),
             Offer(HAND, tuple(self.by_hand.values())),
@@ -49,7 +49,14 @@ class Members:
         named = {address(spec) for offer in offers for spec in offer.specs}
         self.hidden = {place: name for place, name in self.hidden.items() if place in named}
         wanted = merge(offers, self.hidden)
-        keyed = tuple(spec if spec.key is not None else replace(spec, key=key) for spec in wanted.specs)
+        keyed = tuple(
+            replace(
+                spec,
+                key=key if spec.key is None else spec.key,
+                trust=trust if spec.trust == SYSTEM else spec.trust,
+            )
+            for spec in wanted.specs
+        )
         return wanted._replace(specs=keyed)
 
     def add(self, spec: BackendSpec, going: Iterable[BackendSpec], *, named: bool) -> str:

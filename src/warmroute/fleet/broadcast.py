@@ -9,6 +9,7 @@ import httpx
 import msgspec
 
 from ..core.model import BackendSpec
+from .asking import extensions
 from .fetch import FetchError, explained
 from .registry import BackendState
 
@@ -101,7 +102,9 @@ class Broadcaster:
             try:
                 async with (
                     asyncio.timeout(order.deadline),
-                    self._client.stream("POST", target, content=order.body, headers=headers, timeout=times) as response,
+                    self._client.stream(
+                        "POST", target, content=order.body, headers=headers, timeout=times, extensions=extensions(spec)
+                    ) as response,
                 ):
                     body = bytearray()
                     async for part in response.aiter_raw():

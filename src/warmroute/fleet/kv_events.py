@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from .fetch import FetchError, fetch
+from .fetch import FetchError, page
 from .kv_wire import Source, batch, sources
 from .pace import Pace
 from .registry import BackendState, Registry
@@ -89,9 +89,8 @@ class KvEvents:
     async def _hear(self, state: BackendState) -> str:
         """Hear a backend until it cannot be heard; returns why. Empty where it cannot be asked, which checks tell anyway."""
         try:
-            url, shown = f"{state.spec.url}/kv_event_sources", state.spec.credentials
-            page = await fetch(self._client, url, timeout=_TIMEOUT, limit=_PAGE_LIMIT, headers=shown)
-            found = sources(page, state.spec.url)
+            told = await page(self._client, state.spec, "/kv_event_sources", timeout=_TIMEOUT, limit=_PAGE_LIMIT)
+            found = sources(told, state.spec.url)
         except FetchError as problem:
             return str(problem) if state.health.up else ""
         except ValueError as problem:

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from ..core.model import BackendSpec
-from .fetch import FetchError, fetch
+from .fetch import FetchError, page
 from .pace import Pace
 from .registry import BackendState, Registry
 from .watch import Watchers
@@ -96,8 +96,7 @@ class Prober:
     async def _check(self, spec: BackendSpec) -> str | None:
         """None if the backend is healthy, else why not. Raises FetchError if the router itself could not ask."""
         try:
-            url, timeout = f"{spec.url}/health", self._times.timeout
-            await fetch(self._client, url, timeout=timeout, limit=_HEALTH_LIMIT, headers=spec.credentials)
+            await page(self._client, spec, "/health", timeout=self._times.timeout, limit=_HEALTH_LIMIT)
         except FetchError as error:
             if error.own:
                 raise
@@ -111,9 +110,8 @@ class Prober:
         """
         error, number = None, next(self._reads)
         try:
-            url = f"{state.spec.url}/v1/models"
-            shown, timeout = state.spec.credentials, self._times.timeout
-            body = await fetch(self._client, url, timeout=timeout, limit=_MODELS_LIMIT, headers=shown)
+            timeout = self._times.timeout
+            body = await page(self._client, state.spec, "/v1/models", timeout=timeout, limit=_MODELS_LIMIT)
             cards = _cards(msgspec.json.decode(body))
             if cards and number > state.models_read and self._registry.backends.get(state.name) is state:
                 state.models_read = number

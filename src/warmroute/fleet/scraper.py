@@ -9,7 +9,7 @@ import httpx
 from ..core import vllm_metrics
 from ..core.exposition import Exposition, parse
 from ..core.rates import Hits
-from .fetch import FetchError, fetch
+from .fetch import FetchError, page
 from .pace import Pace
 from .registry import BackendState, Registry
 from .scrape import CacheCounters, Scrape
@@ -91,9 +91,9 @@ class Scraper:
         """Read one backend now."""
         error, asleep = None, state.asleep
         try:
-            url, timeout = f"{state.spec.url}/metrics", self._times.timeout
-            page = await fetch(self._client, url, timeout=timeout, limit=_PAGE_LIMIT, headers=state.spec.credentials)
-            take(self._registry, state, parse(page.decode("utf-8", "replace"), state.name, self._keep), self._clock())
+            timeout = self._times.timeout
+            found = await page(self._client, state.spec, "/metrics", timeout=timeout, limit=_PAGE_LIMIT)
+            take(self._registry, state, parse(found.decode("utf-8", "replace"), state.name, self._keep), self._clock())
             self._read_it(state)
             if asleep and not state.asleep:
                 self._woke()

@@ -30,6 +30,7 @@ def advise(
         *(_of_discovery(members) if members is not None else ()),
         *guards,
         *_of_keys(counters),
+        *_of_trust(backends),
         *_of_counters(backends, now),
         *_of_usage(counters),
     )
@@ -53,6 +54,15 @@ def _of_discovery(members: Members) -> Iterable[str]:
 def _of_keys(counters: RequestCounters) -> Iterable[str]:
     for source in sorted({name for name, why in counters.refused_keys if why == "template"}):
         yield f"{source} arrives as a placeholder that nobody filled in; correct its name in the client's settings"
+
+
+def _of_trust(backends: Iterable[BackendState]) -> Iterable[str]:
+    names = [b.name for b in backends if b.spec.tls and not b.spec.trust.verify]
+    if names:
+        yield (
+            f"whoever answers in the place of {', '.join(sorted(names))} is believed, and could read and change every"
+            " conversation: name the authority of their certificates in upstream.ca and remove upstream.verify"
+        )
 
 
 def _of_counters(backends: Iterable[BackendState], now: float) -> Iterable[str]:

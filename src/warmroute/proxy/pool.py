@@ -27,6 +27,9 @@ _KEEP_ALIVE = (
 )
 """A host that has lost its power says nothing: half a minute of silence to the kernel's questions ends a connection."""
 
+_TLS_END = 2.0
+"""Seconds in which a backend may end its side of TLS when ours has ended."""
+
 
 def _connect_failure(error: OSError | TimeoutError, timeout: float) -> Failure:
     """What happened, in words that clients may read: they learn the names of backends and not their addresses."""
@@ -63,7 +66,11 @@ class Pool:
         connect_timeout: float,
         keepalive_expiry: float,
         clock: Callable[[], float],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls` is how a backend with an https URL is known: it must be there for one."""
+        if spec.tls and tls is None:
+            raise ValueError(f"no TLS context for {spec.url}")
         self.spec = spec
         self.loop = loop
         self.host_header = urlsplit(spec.url).netloc.encode()
@@ -72,7 +79,7 @@ class Pool:
         self._connect_timeout = connect_timeout
         self._expiry = keepalive_expiry
         self._clock = clock
-        self._tls = ssl.create_default_context() if spec.tls else None
+        self._tls = tls if spec.tls else None
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -82,6 +89,11 @@ class Pool:
     def __repr__(self) -> str:
         retired = " retired" if self.retired else ""
         return f"<Pool {self.spec.name}{retired} {len(self._open)} open, {len(self._idle)} idle>"
+
+    def is_for(self, spec: BackendSpec, tls: ssl.SSLContext | None) -> bool:
+        """Whether its connections are those that this backend wants, to the same server and known in the same way."""
+        mine = self.spec
+        return (mine.url, mine.server_name) == (spec.url, spec.server_name) and self._tls is (tls if spec.tls else None)
 
     def configure(self, *, connect_timeout: float, keepalive_expiry: float) -> None:
         """Take other times, in seconds, from now on."""
@@ -110,7 +122,7 @@ class Pool:
 
     async def connect(self, make: type[Connection] = Connection) -> Connection:
         """A new connection, of a kind. Raises UpstreamError with phase CONNECT."""
-        spec = self.spec
+        spec, tls = self.spec, self._tls
         if self.retired:
             raise UpstreamError(_removed(spec))
         try:
@@ -119,8 +131,9 @@ class Pool:
                     lambda: make(self),
                     spec.host,
                     spec.port,
-                    ssl=self._tls,
-                    server_hostname=spec.host if self._tls else None,
+                    ssl=tls,
+                    server_hostname=(spec.server_name or spec.host) if tls else None,
+                    ssl_shutdown_timeout=_TLS_END if tls else None,
                 )
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors too
             raise UpstreamError(_connect_failure(error, self._connect_timeout)) from error

@@ -1,11 +1,12 @@
 """The pools of all backends, and those of backends that were removed until their last answer has ended."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from ..core.model import BackendSpec, Failure, Phase
+from ..core.model import BackendSpec, Failure, Phase, Trust
 from .pool import Pool
 
 _KEPT_FOR = 60.0
@@ -31,14 +32,24 @@ class Pools(dict[str, Pool]):
     def __repr__(self) -> str:
         return f"<Pools {list(self.values())}, {len(self._gone)} of removed backends>"
 
-    def planned(self, specs: Iterable[BackendSpec], times: ConnectionTimes) -> dict[str, Pool]:
-        """The pools that these backends need: those that are there, if name and URL are the same, else new ones."""
+    def planned(
+        self, specs: Iterable[BackendSpec], times: ConnectionTimes, contexts: Mapping[Trust, ssl.SSLContext]
+    ) -> dict[str, Pool]:
+        """The pools that these backends need: those that are there, if name, URL and TLS are the same, else new ones.
+
+        `contexts` say how servers with an https URL are known.
+        """
         pools = {}
         for spec in specs:
-            pool = self.get(spec.name)
-            if pool is None or pool.retired or pool.spec.url != spec.url:
+            pool, tls = self.get(spec.name), contexts.get(spec.trust)
+            if pool is None or pool.retired or not pool.is_for(spec, tls):
                 pool = Pool(
-                    spec, self._loop, connect_timeout=times.connect, keepalive_expiry=times.idle, clock=self._clock
+                    spec,
+                    self._loop,
+                    connect_timeout=times.connect,
+                    keepalive_expiry=times.idle,
+                    clock=self._clock,
+                    tls=tls,
                 )
             pools[spec.name] = pool
         return pools
