@@ -28,7 +28,8 @@ USER 10001:10001
 # 8080 is the model API, 8081 the dashboard, metrics and administration, which wants a token.
 EXPOSE 8080 8081
 STOPSIGNAL SIGTERM
+# On the admin port, since the model API may speak TLS; where both do, give another check.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8080/livez', timeout=2)"]
+    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8081/livez', timeout=2)"]
 ENTRYPOINT ["warmroute"]
 CMD ["serve", "--config", "/etc/warmroute/warmroute.yaml", "--host", "0.0.0.0", "--admin-host", "0.0.0.0"]

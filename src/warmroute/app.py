@@ -21,14 +21,14 @@ from .config import (
     read_certificates,
     read_secret,
     require_extras,
-    unverified,
+    with_certificates,
 )
 from .core.model import Failure, Phase
 from .fleet.asking import Asking
 from .fleet.broadcast import Broadcaster
 from .fleet.changes import Changes
 from .housekeeping import Housekeeping, keep
-from .listeners import StartError
+from .listeners import Secure, StartError, renew
 from .membership import Membership, Watching, discover
 from .observe.record import RequestRecord
 from .observe.reloads import ReloadError
@@ -112,22 +112,25 @@ class Router:
             await shared.store.tried(_STORE_AT_START)
         await self._membership.start(_SOURCES_AT_START)
         self._door = Door(config.limits, self._clock, self.counters)
+        found, timeout, failed = self._certificates, config.limits.head_timeout, self.counters.handshake_failed
+        self._data_tls, self._admin_tls = (Secure.by(own, timeout, failed) for own in (found.data, found.admin))
         self._servers = (
             listeners.server(
                 self._data_app,
                 SwitchingProtocol.behind(self._door, self._refusals),
                 config.limits.shutdown,
-                self._door.sweep,
+                self._door,
+                self._data_tls,
             ),
-            listeners.server(self._admin_app, HttpToolsProtocol, 1.0),
+            listeners.server(self._admin_app, HttpToolsProtocol, 1.0, secure=self._admin_tls),
         )
         self._serving = [
             asyncio.ensure_future(server.serve(sockets=[sock]))
             for server, sock in zip(self._servers, (data_socket, admin_socket), strict=True)
         ]
-        self._warn()
-        self.data_url = listeners.url_of(listen.host, data_socket)
-        self.admin_url = listeners.url_of(listen.admin_host, admin_socket)
+        assembly.warn(config)
+        self.data_url = listeners.url_of(listen.host, data_socket, self._data_tls is not None)
+        self.admin_url = listeners.url_of(listen.admin_host, admin_socket, self._admin_tls is not None)
         await asyncio.gather(*(server.ready.wait() for server in self._servers))
         return self
 
@@ -156,15 +159,10 @@ class Router:
         if isinstance(self._log_stream, BackgroundWriter):
             writer = self._log_stream
             self.counters.log_lines_dropped = lambda: writer.dropped
-        watching = Watching(self._pools, self._prober, self._scraper, self._kv_events)
-        self._membership = Membership(
-            kept,
-            watching,
-            lambda: self.config,
-            lambda: self._certificates.backends,
-            self._reloading,
-            lambda: self.stopping,
+        watching = Watching(
+            self._pools, self._prober, self._scraper, self._kv_events, lambda: self._certificates.backends
         )
+        self._membership = Membership(kept, watching, lambda: self.config, self._reloading, lambda: self.stopping)
         self._hooks = assembly.Hooks(
             settle=self._settle,
             backend_failed=self._backend_failed,
@@ -279,14 +277,8 @@ class Router:
             raise ReloadError("this router was not started from a configuration that can be read again", refused=True)
         if self.stopping:
             raise ReloadError("the router is stopping", refused=True)
-        before = self._certificates
-
-        def work() -> tuple[Config, Certificates]:
-            config = read()
-            return config, read_certificates(config, before)
-
         try:
-            return await asyncio.to_thread(work)
+            return await asyncio.to_thread(with_certificates, read, self._certificates)
         except ConfigError as error:
             raise ReloadError(str(error), refused=False) from None
 
@@ -311,6 +303,8 @@ class Router:
         kept.budget = budget
         self.config, self._certificates = config, certificates
         self._http.follow(certificates.backends)
+        renew(self._data_tls, certificates.data)
+        renew(self._admin_tls, certificates.admin)
         changes = self._membership.enter(config, planned, ring, pools)
         kept.queue.configure(length=config.queue.length, timeout=config.queue.timeout)
         if config.log != before.log:
@@ -319,12 +313,8 @@ class Router:
             self._access_log = settings.access_log(config, self._log_stream)
         self._take(made)
         kept.queue.wake_all()
-        self._warn()
+        assembly.warn(config)
         return changes._replace(by_hand=tuple(members.by_hand), removed_by_hand=tuple(members.hidden.values()))
-
-    def _warn(self) -> None:
-        if names := unverified(self.config):
-            log.warning("upstream.verify is off: whoever answers in the place of %s is believed", ", ".join(names))
 
     async def _reload_for_admin(self) -> dict[str, object]:
         return {name: list(names) for name, names in (await self.reload())._asdict().items()}

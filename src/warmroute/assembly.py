@@ -1,6 +1,7 @@
 """From a Config to what each one makes anew over what is kept: the data path and the admin pages."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from . import settings
-from .config import Config
+from .config import Config, unverified
 from .core.headers import Headers
 from .core.identity import CONTENT, ladder
 from .core.model import Failure
@@ -42,6 +43,8 @@ from .web.access import Access, App
 
 if TYPE_CHECKING:
     from .fleet.kv_events import KvEvents
+
+log = logging.getLogger("warmroute")
 
 Clock = Callable[[], float]
 
@@ -216,3 +219,9 @@ def _metrics(config: Config, kept: Kept) -> MetricsPage:
         kept.members,
     )
     return MetricsPage(collector, kept.registry, kept.clock, stale_after)
+
+
+def warn(config: Config) -> None:
+    """Tell what is dangerous about a configuration that comes into force."""
+    if names := unverified(config):
+        log.warning("upstream.verify is off: whoever answers in the place of %s is believed", ", ".join(names))

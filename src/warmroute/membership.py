@@ -67,16 +67,17 @@ def discover(config: Config, members: Members, clock: Callable[[], float]) -> li
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """What follows the backends wherever they go."""
+    """What follows the backends wherever they go. `contexts` says how those with an https URL are known now."""
 
     pools: Pools
     prober: Prober
     scraper: Scraper
     kv_events: "KvEvents | None"
+    contexts: Callable[[], Mapping[Trust, ssl.SSLContext]]
 
 
 class Membership:
-    """Puts in force whom the configuration, discovery and operators want. `config` and `contexts` give what is in force now.
+    """Puts in force whom the configuration, discovery and operators want. `config` gives what is in force now.
 
     Whoever changes the backends holds `lock` from the plan to its step, so that nobody's plan is about others.
     """
@@ -86,14 +87,12 @@ class Membership:
         kept: Kept,
         watching: Watching,
         config: Callable[[], Config],
-        contexts: Callable[[], Mapping[Trust, ssl.SSLContext]],
         lock: asyncio.Lock,
         stopping: Callable[[], bool],
     ) -> None:
         self._kept = kept
         self._watching = watching
         self._config = config
-        self._contexts = contexts
         self._lock = lock
         self._stopping = stopping
         self._told: frozenset[str] = frozenset()
@@ -183,7 +182,7 @@ class Membership:
                 self._kept.members.wanted = planned.wanted
                 return
             ring = await self.ring(planned.specs)
-            changes = self.enter(config, planned, ring, self.pools(config, planned, self._contexts()))
+            changes = self.enter(config, planned, ring, self.pools(config, planned, self._watching.contexts()))
             self._kept.queue.wake_all()
         if changes.told():
             log.info("the backends have changed: %s", changes.told())

@@ -1,6 +1,7 @@
 """Clients that talk, each in a conversation of its own, while something happens to the router."""
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,12 +50,12 @@ class Said:
 
 
 @asynccontextmanager
-async def talking(url: str, clients: int = 30) -> AsyncIterator[Said]:
+async def talking(url: str, clients: int = 30, tls: ssl.SSLContext | None = None) -> AsyncIterator[Said]:
     """So many clients, for the length of the block. The backends answer with `stream`."""
     said, ended = Said(clients), asyncio.Event()
 
     async def client(number: int) -> None:
-        async with await RawClient.connect(url) as connection:
+        async with await RawClient.connect(url, tls=tls) as connection:
             while not ended.is_set():
                 said.note(number, await connection.chat(f"client {number}", stream=True))
                 await asyncio.sleep(_PAUSE)

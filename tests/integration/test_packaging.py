@@ -131,8 +131,8 @@ def health_commands() -> list[list[str]]:
 def test_health_check_tells_alive_from_not(command: list[str], livez: tuple[int, int]) -> None:
     port, status = livez
     assert command[:2] == ["python", "-c"]
-    assert "127.0.0.1:8080/" in command[2]
-    code = command[2].replace("127.0.0.1:8080/", f"127.0.0.1:{port}/")
+    assert "127.0.0.1:8081/" in command[2]
+    code = command[2].replace("127.0.0.1:8081/", f"127.0.0.1:{port}/")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
     assert (done.returncode == 0) == (status == 200)
 

@@ -73,6 +73,9 @@ BAD: dict[str, list[str]] = {
     ],
     "repeated-key": ["{file}:4: 'listen' stands here a second time; the first is in line 2"],
     "section-is-a-text": ["{file}:2: listen: expected keys below it, such as 'key: value'"],
+    "server-key-without-certificate": [
+        "{file}:2: listen: admin_cert_key is of no use without admin_cert, the certificate that it belongs to"
+    ],
     "server-name-with-a-scheme": [
         "{file}:3: backends.0.server_name: 'https://gpu-a.example' is not a name that a certificate can hold;"
         " write it like gpu-a.example or 10.0.0.1"

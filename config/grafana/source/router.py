@@ -27,11 +27,12 @@ def router(grid: Grid) -> None:
         ),
         graph(
             "Clients",
-            "Connections per minute: clients that left before their answer was whole, that kept the router waiting, and that "
-            "were refused since there were too many.",
+            "Connections per minute: clients that left before their answer was whole, that kept the router waiting, that "
+            "were refused since there were too many, and that did not bring a TLS handshake to an end.",
             Query(f"60 * {rate('warmroute_client_aborts_total', ROUTER)}", "left"),
             Query(f"60 * {rate('warmroute_client_timeouts_total', ROUTER, by='what')}", "too slow: {{what}}"),
             Query(f"60 * {rate('warmroute_connections_refused_total', ROUTER)}", "refused"),
+            Query(f"60 * {rate('warmroute_tls_handshakes_failed_total', ROUTER)}", "no TLS"),
             unit="opm",
         ),
         graph(

@@ -5,7 +5,7 @@ take anew, `extras` which packages a configuration wants.
 """
 
 from .backends import BackendConfig
-from .certificates import Certificates, read_certificates, unverified
+from .certificates import Certificates, read_certificates, unverified, with_certificates
 from .discovery import nameserver, query
 from .extras import require_extras
 from .load import ConfigError, load
@@ -27,4 +27,5 @@ __all__ = [
     "read_secret",
     "require_extras",
     "unverified",
+    "with_certificates",
 ]

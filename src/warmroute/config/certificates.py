@@ -2,7 +2,7 @@
 
 import hashlib
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -51,11 +51,15 @@ class _Locked(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What the files held: a client context for each kind of trust that backends want."""
+    """What the files held: a context for each kind of trust that backends want, and for each listener that speaks TLS.
+
+    `read` is a digest of what was read for each kind of trust.
+    """
 
     backends: Contexts
     read: Mapping[Trust, bytes] = field(repr=False)
-    """A digest of what was read for each."""
+    data: ssl.SSLContext | None
+    admin: ssl.SSLContext | None
 
 
 def read_certificates(config: Config, before: Certificates | None = None) -> Certificates:
@@ -75,7 +79,19 @@ def read_certificates(config: Config, before: Certificates | None = None) -> Cer
             made[trust] = before.backends[trust]
         elif trust != SYSTEM:
             made[trust] = client_context(trust)
-    return Certificates(Contexts(made), read)
+    listen = config.listen
+    return Certificates(
+        Contexts(made),
+        read,
+        data=_server_context("listen.cert", listen.cert, listen.cert_key),
+        admin=_server_context("listen.admin_cert", listen.admin_cert, listen.admin_cert_key),
+    )
+
+
+def with_certificates(read: Callable[[], Config], before: Certificates) -> tuple[Config, Certificates]:
+    """What `read` gives, and the certificates that it wants. Raises ConfigError."""
+    config = read()
+    return config, read_certificates(config, before)
 
 
 def client_context(trust: Trust) -> ssl.SSLContext:
@@ -90,6 +106,18 @@ def client_context(trust: Trust) -> ssl.SSLContext:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if trust.cert is not None:
         _load(context, trust.cert, trust.cert_key)
+    return _ours(context)
+
+
+def _server_context(name: str, cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    """What clients connect to; None without a certificate. Raises ConfigError."""
+    if cert is None:
+        return None
+    for file, of in ((cert, name), (key, f"{name}_key")):
+        if file is not None:
+            _content(of, file)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _load(context, cert, key)
     return _ours(context)
 
 

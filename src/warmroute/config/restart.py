@@ -12,8 +12,11 @@ _KEYS = {
     "truth": ("max_conversations",),
 }
 """Keys of other sections: what is remembered has its size, and client connections have their limits, from the start on."""
-_FREE = {"limits": ("body",), "listen": ("keys", "admin_token", "admin_open_metrics")}
+_LISTEN = ("keys", "admin_token", "admin_open_metrics", "cert", "cert_key", "admin_cert", "admin_cert_key")
+_FREE = {"limits": ("body",), "listen": _LISTEN}
 """Keys of those sections that may change all the same."""
+_SWITCHES = ("cert", "admin_cert")
+"""Keys of `listen` that may have another value, but not begin or cease to have one."""
 
 
 def needs_restart(now: Config, wanted: Config) -> list[str]:
@@ -25,4 +28,7 @@ def needs_restart(now: Config, wanted: Config) -> list[str]:
         for key in _KEYS.get(section) or type(before).model_fields:
             if key not in _FREE.get(section, ()) and getattr(before, key) != getattr(after, key):
                 found.append(f"{section}.{key}")
+    for key in _SWITCHES:
+        if (getattr(now.listen, key) is None) != (getattr(wanted.listen, key) is None):
+            found.append(f"listen.{key}")
     return found

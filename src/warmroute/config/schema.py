@@ -18,9 +18,16 @@ from .urls import is_loopback, traces_url
 from .values import Bytes, File, Seconds, SecondsOrNone, Section
 
 
+def pair(cert: str | None, key: str | None, name: str) -> None:
+    """Raises ValueError if a key stands without its certificate. One without a key is well: one file may hold both."""
+    if key is not None and cert is None:
+        raise ValueError(f"{name}_key is of no use without {name}, the certificate that it belongs to")
+
+
 class ListenConfig(Section):
     """Where the router listens: the model API, for who shows one of the `keys`, and dashboard, metrics and control (admin),
-    for who shows the token."""
+    for who shows the token. Each speaks TLS if it has a certificate; its key may stand in the same file.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
@@ -29,6 +36,10 @@ class ListenConfig(Section):
     keys: tuple[ListenKey, ...] = ()
     admin_token: Token | None = None
     admin_open_metrics: bool = False
+    cert: File | None = None
+    cert_key: File | None = None
+    admin_cert: File | None = None
+    admin_cert_key: File | None = None
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
@@ -44,11 +55,11 @@ class ListenConfig(Section):
         """Whether other machines can use the model API without a key."""
         return not is_loopback(self.host) and not self.keys
 
-
-def pair(cert: str | None, key: str | None, name: str) -> None:
-    """Raises ValueError if a key stands without its certificate. One without a key is well: one file may hold both."""
-    if key is not None and cert is None:
-        raise ValueError(f"{name}_key is of no use without {name}, the certificate that it belongs to")
+    @model_validator(mode="after")
+    def _whole_pairs(self) -> Self:
+        pair(self.cert, self.cert_key, "cert")
+        pair(self.admin_cert, self.admin_cert_key, "admin_cert")
+        return self
 
 
 class AffinityConfig(Section):

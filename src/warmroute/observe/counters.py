@@ -55,6 +55,7 @@ class RequestCounters:
     client_aborts: int = 0
     client_timeouts: Counter[str] = field(default_factory=Counter)
     connections_refused: int = 0
+    handshakes_failed: int = 0
     log_lines_dropped: Callable[[], int] = lambda: 0
     internal_errors: Counter[str] = field(default_factory=Counter)
     tenants: Counter[str] = field(default_factory=Counter)
@@ -64,6 +65,9 @@ class RequestCounters:
     first_byte: dict[str, Histogram] = field(default_factory=dict)
     of_gone: int = 0
     recent: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def handshake_failed(self) -> None:
+        self.handshakes_failed += 1
 
     def add(self, record: RequestRecord) -> None:
         """Count one finished request."""

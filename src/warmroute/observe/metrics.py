@@ -161,6 +161,11 @@ class RouterCollector(Collector):
             value=counters.connections_refused,
         )
         yield CounterMetricFamily(
+            "warmroute_tls_handshakes_failed_total",
+            "TLS handshakes that clients did not bring to an end, on both ports",
+            value=counters.handshakes_failed,
+        )
+        yield CounterMetricFamily(
             "warmroute_log_lines_dropped_total",
             "Access log lines lost because nobody read them fast enough",
             value=counters.log_lines_dropped(),

@@ -1,10 +1,7 @@
 """uvicorn's HTTP protocol for the data port: strict heads, ignored upgrades, deadlines, and word of a client that left."""
 
 import asyncio
-import fcntl
 import re
-import struct
-import termios
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -17,11 +14,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ..core import routes
 from ..core.headers import Headers
 from ..core.routes import Protocol
-from . import errors
-from .deadlines import Door, Mark, Wait, Waiting
+from . import errors, tls
+from .deadlines import Door, Guest, Mark, Wait, Waiting
 from .errors import Code, RouterError
 from .heads import fault_of, size_of
 from .refusals import UNKNOWN, Refusals
+from .taking import taken
 from .wire import Wire
 
 EXTENSION, CYCLE = "warmroute.connection", "warmroute.cycle"
@@ -59,6 +57,7 @@ class DataProtocol(HttpToolsProtocol):
 
     url = b""
     mark: Mark | None = None
+    handshake: Guest | None = None
     broken: RouterError | None = None
     _left: Callable[[], None] | None = None
     _at = _START
@@ -85,6 +84,9 @@ class DataProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._own_transport = transport
         self.wire = Wire(transport, self._lingers)
+        if self.handshake is not None:
+            self._door.leave(self.handshake)
+            tls.settle(transport)
         if self._door.enter(self):
             super().connection_made(self.wire)  # type: ignore[arg-type]
         else:
@@ -173,7 +175,8 @@ class DataProtocol(HttpToolsProtocol):
         waits = cycle is not None and not cycle.response_complete
         unsent = self._own_transport.get_write_buffer_size()
         if unsent and (self.flow.write_paused or not waits):
-            return Waiting(Wait.SEND, self._drains, -unsent - _unacknowledged(self._own_transport))
+            seen = taken(self._own_transport, unsent, tls=self.handshake is not None)
+            return Waiting(Wait.SEND, self._drains, seen)
         if self.transport.is_closing():
             return None
         if self._at is _BODY:
@@ -324,12 +327,3 @@ class DataProtocol(HttpToolsProtocol):
         self._deaf = True
         self._door.linger(self._own_transport, self.loop)
         return True
-
-
-def _unacknowledged(transport: asyncio.Transport) -> int:
-    """Bytes that the system has taken from us and the client not yet from it; 0 where the system does not say."""
-    sock = transport.get_extra_info("socket")
-    try:
-        return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
-    except OSError:
-        return 0
