@@ -627,3 +627,35 @@ def test_an_event_alone_is_taken_as_one_among_others() -> None:
         assert got == together.take(b": so that no event is alone\n\n" + b"".join(whole)).partition(b"\n\n")[2]
         for name in ("ids", "flushed", "lost", "reasoning", "finished", "usage_sent"):
             assert getattr(alone, name) == getattr(together, name), (name, events)
+
+
+# Backends that send what is no stream of vLLM's
+
+
+@pytest.mark.parametrize("mark", [b'"token_ids":[', b'"prompt_token_ids":['])
+def test_a_list_that_does_not_end_is_passed_on_and_ends_nothing_else(mark: bytes) -> None:
+    """Without its end it could be looked for and for, and the router with it."""
+    tap = TokenTap()
+    first = b'data: {"prompt_token_ids":[1],"x":1}'
+    broken = b"data: {" + mark + b"1,2"
+    assert tap.take(first + b"\n\n" + broken + b"\n\n") == first.replace(b"[1]", b"null") + b"\n\n" + broken + b"\n\n"
+    assert TokenTap().take(b"data: {" + mark + b"\n\n") == b"data: {" + mark + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b'{"prompt_token_ids":["x"]}',
+        b'{"prompt_token_ids":[1],',
+        b'["prompt_token_ids":[1]]',
+        b"[" * 99_999 + b'"prompt_token_ids":[1]',
+    ],
+)
+@pytest.mark.parametrize("ids", [b"3", b'"x"', b"9" * 5000, b"1.5"], ids=["number", "text", "long", "fraction"])
+def test_what_is_no_stream_is_not_gone_on_with(first: bytes, ids: bytes) -> None:
+    tap = TokenTap()
+    tap.take(b"data: " + first + b"\n\n")
+    tap.take(b'data: {"choices":[{"text":"a","finish_reason":"stop","token_ids":[' + ids + b"]}]}\n\n")
+    body = {"model": "m", "prompt": "a", "max_tokens": 9, "stream_options": {"include_usage": True}}
+    assert rest_of(Shape.COMPLETIONS, body, tap, None) is Why.TOKENS_UNKNOWN
+    assert end_of(Shape.COMPLETIONS, body, tap) is None

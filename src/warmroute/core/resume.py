@@ -96,7 +96,10 @@ def rest_of(
     given = body.get("prompt")
     if isinstance(given, list) and len(given) != 1 and not all(isinstance(token, int) for token in given):
         return Why.FIELD
-    prompt, said = numbers(tap.prompt), tap.tokens()
+    try:
+        prompt, said, _ = numbers(tap.prompt), tap.tokens(), _frame(tap)
+    except (ValueError, RecursionError):
+        return Why.TOKENS_UNKNOWN
     most = body.get("max_completion_tokens") or body.get("max_tokens")
     if most is None:
         most = 16 if shape is Shape.COMPLETIONS else None if context is None else context - len(prompt)
@@ -120,15 +123,20 @@ def end_of(shape: Shape | None, body: Mapping[str, Any], tap: TokenTap | None) -
     end = b"data: [DONE]\n\n"
     if not isinstance(options, dict) or not options.get("include_usage") or tap.usage_sent:
         return end
-    prompt, said = len(numbers(tap.prompt)), sum(len(numbers(item)) for item in tap.ids)
+    try:
+        prompt, said, frame = len(numbers(tap.prompt)), sum(len(numbers(item)) for item in tap.ids), _frame(tap)
+    except (ValueError, RecursionError):
+        return None
     usage = {"prompt_tokens": prompt, "total_tokens": prompt + said, "completion_tokens": said}
-    shown = {**_frame(tap), "choices": [], "usage": usage}
+    shown = {**frame, "choices": [], "usage": usage}
     return b"data: " + json.dumps(shown, separators=(",", ":")).encode() + b"\n\n" + end
 
 
 def _frame(tap: TokenTap) -> dict[str, Any]:
-    """What all events of a stream have alike."""
+    """What all events of a stream have alike. Raises ValueError or RecursionError where its first one is no JSON object."""
     begun = json.loads(tap.first.partition(b"data:")[2])
+    if not isinstance(begun, dict):
+        raise ValueError("no object")
     return {name: begun[name] for name in ("id", "object", "created", "model") if name in begun}
 
 

@@ -125,8 +125,9 @@ class TokenTap:
         self.first = next((event for event in events if event.startswith(b"data:")), b"")
         if self.first:
             at = self.first.find(_PROMPT_IDS)
-            self._idle = at < 0
-            self.prompt = self.first[at + len(_PROMPT_IDS) : self.first.find(b"]", at)] if at >= 0 else b""
+            end = self.first.find(b"]", at)
+            self._idle = at < 0 or end < 0
+            self.prompt = b"" if self._idle else self.first[at + len(_PROMPT_IDS) : end]
 
     def _event(self, event: bytes) -> bytes:
         event, _ = _without(event, _PROMPT_IDS)
@@ -174,10 +175,9 @@ class TokenTap:
 
 
 def _without(event: bytes, mark: bytes) -> tuple[bytes, bytes | None]:
-    """An event with null for each list that this mark begins, and the last list's content."""
+    """An event with null for each list that this mark begins, and the last list's content. One that does not end stays."""
     found = None
-    while (at := event.find(mark)) >= 0:
-        end = event.find(b"]", at)
+    while (at := event.find(mark)) >= 0 and (end := event.find(b"]", at)) >= 0:
         found = event[at + len(mark) : end]
         event = event[: at + len(mark) - 1] + b"null" + event[end + 1 :]
     return event, found
