@@ -5,11 +5,14 @@
 
 FROM python:3.13-slim AS build
 WORKDIR /build
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY src ./src
-# Everything the router needs as wheels, in the versions that its tests ran with.
+# Everything the router needs as wheels, in the versions that its tests ran with; a file of another digest is refused. Those of
+# the build itself are among them.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -m pip wheel --disable-pip-version-check --wheel-dir /wheels --constraint constraints.txt '.[dns,kv-events,otel]'
+    python -m pip wheel --disable-pip-version-check --wheel-dir /wheels --require-hashes --requirement requirements.lock \
+    && python -m pip install --disable-pip-version-check --root-user-action=ignore --no-index --find-links /wheels hatchling \
+    && python -m pip wheel --disable-pip-version-check --wheel-dir /wheels --no-index --no-deps --no-build-isolation .
 
 FROM python:3.13-slim
 LABEL org.opencontainers.image.title="warmroute" \
@@ -18,7 +21,7 @@ LABEL org.opencontainers.image.title="warmroute" \
 # The wheels are only borrowed from the first stage, so the image holds them once, installed.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     python -m pip install --disable-pip-version-check --no-cache-dir --root-user-action=ignore \
-      --no-index /wheels/*.whl \
+      --no-index --find-links /wheels 'warmroute[dns,kv-events,otel]' \
     && useradd --system --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin warmroute
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1

@@ -124,5 +124,5 @@ def server(
 
 def url_of(host: str, sock: socket.socket, secure: bool) -> str:
     port = sock.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # nosec B104  # told, not bound
     return f"{'https' if secure else 'http'}://{shown}:{port}"

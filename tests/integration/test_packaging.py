@@ -8,12 +8,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from pydantic import BaseModel
 
 from warmroute import cli
@@ -70,7 +73,45 @@ def test_build_context_has_all_that_is_copied_and_nothing_else(dockerfile: list[
 def test_image_builds_with_the_tested_versions(dockerfile: list[tuple[str, str]]) -> None:
     builds = [shlex.split(rest) for word, rest in dockerfile if word == "RUN" and "pip wheel" in rest]
     assert len(builds) == 1
-    assert builds[0][builds[0].index("--constraint") + 1] == "constraints.txt"
+    steps = [list(step) for ended, step in groupby(builds[0], "&&".__eq__) if not ended]
+    fetching = [step for step in steps if "--no-index" not in step]
+    assert len(fetching) == 1
+    assert "--require-hashes" in fetching[0]
+    assert fetching[0][fetching[0].index("--requirement") + 1] == "requirements.lock"
+
+
+def pinned(text: str) -> dict[str, str]:
+    """Normalised name -> version of every line that pins one."""
+    found = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", text, re.MULTILINE)
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
+
+
+def required(requirement: str, extras: frozenset[str] = frozenset()) -> set[str]:
+    """The names of a distribution and of all that it needs here, by what is installed."""
+    found: set[str] = set()
+    waiting = [(requirement, extras)]
+    while waiting:
+        name, wanted = waiting.pop()
+        for text in metadata.requires(name) or ():
+            needed = Requirement(text)
+            marker = needed.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in (wanted or {""})):
+                known = re.sub(r"[-_.]+", "-", needed.name).lower()
+                if known not in found:
+                    found.add(known)
+                    waiting.append((needed.name, frozenset(needed.extras)))
+    return found
+
+
+def test_lock_holds_all_that_the_image_needs_in_the_tested_versions_and_each_by_its_digests() -> None:
+    """Made by `make lock`: whoever changes constraints.txt or the dependencies has to make it anew."""
+    text = (ROOT / "requirements.lock").read_text()
+    locked, tested = pinned(text), pinned((ROOT / "constraints.txt").read_text())
+    assert {name: version for name, version in locked.items() if tested.get(name) != version} == {}
+    needed = required("warmroute", frozenset({"dns", "kv-events", "otel"})) | {"hatchling"}
+    assert needed - set(locked) == set()
+    entries = re.split(r"\n(?=[A-Za-z0-9])", text)
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries if "==" in entry)
 
 
 def test_image_runs_as_a_numbered_user_that_is_not_root(runtime: dict[str, str]) -> None:

@@ -102,7 +102,7 @@ def check_command(
 
     def asking(tokens: int) -> dict[str, Any]:
         bounds = Bounds(max_tokens, max_time)
-        dice = random.Random()
+        dice = random.Random()  # nosec B311  # of prompts, not of secrets
         length = prompt_tokens or tokens
         return {"model": model, "key": api_key, "prompt_tokens": length, "bounds": bounds, "dice": dice}
 

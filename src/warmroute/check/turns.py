@@ -158,7 +158,7 @@ async def _turn(
 
 async def _opening(target: Target, model: str) -> str:
     """A message of about 2,000 tokens that no cache has seen."""
-    dice = random.Random(uuid.uuid4().int)
+    dice = random.Random(uuid.uuid4().int)  # nosec B311  # of prompts, not of secrets
     words = dice.choices(WORDS, k=round(_PROMPT_TOKENS / _TOKENS_PER_WORD))
     tokens = await target.tokenize(model, " ".join(words))
     if tokens:

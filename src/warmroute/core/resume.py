@@ -106,7 +106,8 @@ def rest_of(
     if not isinstance(most, int) or most <= len(said):
         return Why.LENGTH
     asked = {name: body[name] for name in _CARRIED if body.get(name) is not None}
-    asked |= {"prompt": prompt + said, "max_tokens": most - len(said), "stream": True, "return_token_ids": True}
+    asked |= {"prompt": prompt + said, "max_tokens": most - len(said), "stream": True}
+    asked["return_token_ids"] = True  # nosec B105  # no secret: a field of vLLM's
     if usage:
         asked["stream_options"] = {"include_usage": True}
     least = body.get("min_tokens")
@@ -215,7 +216,8 @@ class RestEvents:
             self._tap.lost = self._tap.lost or not ids
             self._tap.flushed = len(self._tap.ids)
         self._tap.finished = self._tap.finished or reason is not None
-        same = {"logprobs": None, "finish_reason": reason, "stop_reason": choice.get("stop_reason"), "token_ids": None}
+        stopped = {"finish_reason": reason, "stop_reason": choice.get("stop_reason")}
+        same = {"logprobs": None, **stopped, "token_ids": None}  # nosec B105  # no secret: a field of vLLM's
         if self._shape is Shape.COMPLETIONS:
             return {"index": 0, "text": text, **same}
         return {"index": 0, "delta": {"content": text}, **same}

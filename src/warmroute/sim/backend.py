@@ -30,7 +30,7 @@ class SimBackend:
 
     def __init__(self, options: SimOptions | None = None, *, rng: random.Random | None = None) -> None:
         self.options = options or SimOptions()
-        self._rng = rng or random.Random()
+        self._rng = rng or random.Random()  # nosec B311  # of made-up answers
         self._host = ""
         self._port = 0
         self._app: SimServer | None = None

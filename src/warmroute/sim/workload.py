@@ -138,7 +138,7 @@ class Workload:
         )
 
     async def _user(self, client: httpx.AsyncClient, number: int) -> None:
-        rng = random.Random(f"{self._seed}/{number}")
+        rng = random.Random(f"{self._seed}/{number}")  # nosec B311  # of made-up chats
         await self._sleep(rng.uniform(0, self._habits.think_s[1]))
         for conversation in range(1_000_000_000):
             self._stats.conversations += 1
