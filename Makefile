@@ -9,7 +9,7 @@ VLLM_DIR ?= $(HOME)/.cache/warmroute/vllm-0.32.0
 # Real agents for `make test-clients`: 1 GB from npm.
 AGENTS_DIR ?= $(HOME)/.cache/warmroute/agents
 
-.PHONY: demo test lint format lock audit sbom test-vllm test-clients bench vllm clean
+.PHONY: demo test lint format fuzz lock audit sbom test-vllm test-clients bench vllm clean
 
 demo: $(STAMP)
 	$(BIN)/warmroute demo
@@ -26,6 +26,12 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format src tests config
 	$(BIN)/ruff check --fix src tests config
+
+# Cases of all fuzzers together.
+CASES ?= 1000000
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --cases $(CASES)
 
 # What looks after the dependencies, in a virtual environment of its own.
 SUPPLY_VENV  := .venv-supply

@@ -9,7 +9,7 @@ from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
-from pydantic import Base64Bytes, BaseModel, Field
+from pydantic import AfterValidator, Base64Bytes, BaseModel, Field
 
 from .. import __version__
 from ..fleet.broadcast import Broadcaster
@@ -45,12 +45,25 @@ class DrainWish(BaseModel):
     deadline: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
 
 
+def _writable(value: str) -> str:
+    """JSON can hold half of a character, which stands for no bytes."""
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("holds half of a character, a surrogate without its other one") from None
+    return value
+
+
+Writable = Annotated[str, AfterValidator(_writable)]
+
+
 class SavedRequest(BaseModel):
     """A request to be explained; `body` is base64."""
 
-    method: str = "POST"
-    path: str
-    headers: list[tuple[str, str]] = []
+    method: Writable = "POST"
+    path: Writable
+    headers: list[tuple[Writable, Writable]] = []
     body: Base64Bytes = b""
 
 
