@@ -128,7 +128,7 @@ class Router:
             asyncio.ensure_future(server.serve(sockets=[sock]))
             for server, sock in zip(self._servers, (data_socket, admin_socket), strict=True)
         ]
-        assembly.warn(config)
+        settings.warn(config)
         self.data_url = listeners.url_of(listen.host, data_socket, self._data_tls is not None)
         self.admin_url = listeners.url_of(listen.admin_host, admin_socket, self._admin_tls is not None)
         await asyncio.gather(*(server.ready.wait() for server in self._servers))
@@ -313,7 +313,7 @@ class Router:
             self._access_log = settings.access_log(config, self._log_stream)
         self._take(made)
         kept.queue.wake_all()
-        assembly.warn(config)
+        settings.warn(config)
         return changes._replace(by_hand=tuple(members.by_hand), removed_by_hand=tuple(members.hidden.values()))
 
     async def _reload_for_admin(self) -> dict[str, object]:

@@ -1,7 +1,6 @@
 """From a Config to what each one makes anew over what is kept: the data path and the admin pages."""
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from . import settings
-from .config import Config, unverified
+from .config import Config
 from .core.headers import Headers
 from .core.identity import CONTENT, ladder
 from .core.model import Failure
@@ -43,8 +42,6 @@ from .web.access import Access, App
 
 if TYPE_CHECKING:
     from .fleet.kv_events import KvEvents
-
-log = logging.getLogger("warmroute")
 
 Clock = Callable[[], float]
 
@@ -219,9 +216,3 @@ def _metrics(config: Config, kept: Kept) -> MetricsPage:
         kept.members,
     )
     return MetricsPage(collector, kept.registry, kept.clock, stale_after)
-
-
-def warn(config: Config) -> None:
-    """Tell what is dangerous about a configuration that comes into force."""
-    if names := unverified(config):
-        log.warning("upstream.verify is off: whoever answers in the place of %s is believed", ", ".join(names))

@@ -1,12 +1,13 @@
 """From a Config to the settings of each part, as that part names them."""
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import TextIO
 
 from pydantic import ValidationError
 
-from .config import BackendConfig, Config
+from .config import BackendConfig, Config, unverified
 from .core import forward as headers
 from .core.health import Thresholds
 from .core.model import BackendSpec
@@ -22,6 +23,8 @@ from .proxy.keys import Keys
 from .proxy.owned import Forward, Owned
 from .proxy.pools import ConnectionTimes
 from .proxy.tenants import DEFAULT, NO_LIMITS, Limits
+
+log = logging.getLogger("warmroute")
 
 
 def backend(entry: object) -> BackendSpec:
@@ -119,3 +122,9 @@ def access_log(config: Config, stream: TextIO | BackgroundWriter) -> AccessLog |
     if choice == "auto":
         choice = "text" if sys.stderr.isatty() else "json"
     return AccessLog(stream, as_text if choice == "text" else as_json)
+
+
+def warn(config: Config) -> None:
+    """Tell what is dangerous about a configuration that comes into force."""
+    if names := unverified(config):
+        log.warning("upstream.verify is off: whoever answers in the place of %s is believed", ", ".join(names))
