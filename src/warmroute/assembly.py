@@ -21,10 +21,11 @@ from .fleet.prober import Prober
 from .fleet.registry import BackendState
 from .fleet.scraper import Scraper, series_filter
 from .keeping import Kept
-from .observe.metrics import MetricsPage, RouterCollector, Work
+from .observe.metrics import MetricsPage, RouterCollector
 from .observe.record import RequestRecord
 from .observe.state import StateView
 from .observe.truth_view import TruthView
+from .observe.work_metrics import Work
 from .proxy.explain import Explainer
 from .proxy.handler import Handler
 from .proxy.intake import Intake

@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from warmroute import assembly, settings
+from warmroute import assembly, keeping, settings
 from warmroute.config import Config
 from warmroute.discovery.members import MemberError
 from warmroute.fleet.asking import Asking
@@ -19,14 +19,14 @@ class Parts:
     """What is kept, what is made anew, and the configuration of both."""
 
     config: Config
-    kept: assembly.Kept
+    kept: keeping.Kept
     made: assembly.Made
 
 
 def parts(loop: asyncio.AbstractEventLoop) -> Parts:
     """Over two backends that nobody listens for."""
     config = Config.from_urls(["http://127.0.0.1:9", "http://127.0.0.1:10"])
-    kept = assembly.keep(config, None, time.monotonic)
+    kept = keeping.keep(config, None, time.monotonic)
     pools = Pools(loop, time.monotonic)
     pools.follow(pools.planned(config.specs, settings.connection_times(config), {}), settings.connection_times(config))
 

@@ -1,7 +1,6 @@
 """The router's /metrics: prometheus-client families made from state at each scrape, then the backends' own series."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -26,17 +25,11 @@ from .kv_metrics import kv_events
 from .reloads import Reloads
 from .tenant_metrics import tenant_metrics
 from .truth_metrics import truth
+from .work_metrics import Work, work_now
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BROKEN = ("resumed", *Why)
 """How a stream whose backend died after content may have ended."""
-
-
-class Work(NamedTuple):
-    """What the process holds now, each asked for at a scrape: asyncio tasks, and requests that wait for a full backend."""
-
-    tasks: Callable[[], int] = int
-    waiting: Callable[[], int] = int
 
 
 class RouterCollector(Collector):
@@ -78,7 +71,7 @@ class RouterCollector(Collector):
         yield build
         yield from self._requests()
         yield from self._trouble()
-        yield from _now(self._work)
+        yield from work_now(self._work)
         yield from _backends(backends, now)
         yield from self._sessions(backends)
         yield from _cache(backends, "local", "prefix_cache", now)
@@ -192,15 +185,6 @@ class RouterCollector(Collector):
     def _scrapes(self, backends: Iterable[BackendState], now: float) -> Iterator[Metric]:
         fresh = ((b.name, float(not is_stale(b.scrape, now, self._stale_after))) for b in backends)
         yield _gauge("warmroute_backend_metrics_fresh", "1 while the backend's own metrics are up to date", fresh)
-
-
-def _now(work: Work) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        "warmroute_requests_waiting", "Requests that wait in the queue for a full backend", value=work.waiting()
-    )
-    yield GaugeMetricFamily(
-        "warmroute_tasks", "asyncio tasks of the router, those of its own loops included", value=work.tasks()
-    )
 
 
 def _backends(backends: list[BackendState], now: float) -> Iterator[Metric]:
