@@ -136,6 +136,9 @@ async def admin(router: Router) -> list[str]:
         keyed = {**bearer, "x-backend-authorization": f"Bearer {MARK}-by-hand"}
         answers.append(await http.post("/api/broadcast/sleep", headers=keyed, json={"x": f"{MARK}-order"}))
         answers.append(await http.post("/api/reload", headers=bearer))
+        password = {"url": f"http://u:{MARK}-password@gpu:8000"}
+        answers.append(await http.post("/api/backends", headers=bearer, json=password))
+        assert answers[-1].status_code == 400
         answers.append(sessions)
         told += [f"{answer.headers} {answer.text}" for answer in answers]
         async with http.stream("GET", "/api/live", headers=bearer) as live:

@@ -37,7 +37,15 @@ PATHS = (
     ),
     *("/openapi.json", "/login", "/nothing", "//api/state", "/api/../api/state", "/static/../api/state", "/static"),
 )
-CHANGES = ("/api/reload", "/api/explain", "/api/broadcast/sleep", "/api/backends/x/drain", "/api/backends/x/undrain")
+CHANGES = (
+    "/api/reload",
+    "/api/explain",
+    "/api/broadcast/sleep",
+    "/api/backends/x/drain",
+    "/api/backends/x/undrain",
+    "/api/backends",
+    "/api/backends/x/remove",
+)
 
 
 @pytest.fixture
