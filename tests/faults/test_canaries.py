@@ -66,7 +66,11 @@ def secret_keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[
 
 
 def types_in(annotation: Any) -> set[Any]:
-    return {annotation, *(found for inner in get_args(annotation) for found in types_in(inner))}
+    """A type, those that it is made of, and those of the fields of models among them."""
+    inner = list(get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        inner += [field.annotation for field in annotation.model_fields.values()]
+    return {annotation, *(found for one in inner for found in types_in(one))}
 
 
 def test_every_key_that_takes_a_secret_has_one_here() -> None:
