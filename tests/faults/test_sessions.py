@@ -24,7 +24,7 @@ def in_body(value: str) -> bytes:
 
 
 ODD_IDS = {
-    "raw bytes": with_lines(b"X-Session-ID: caf\xc3\xa9\xff"),
+    "raw bytes": with_lines(b"X-Session-ID: kaffee\xc3\xa9\xff"),
     "two lines": with_lines(b"X-Session-ID: a\r\nX-Session-ID: b"),
     "empty": with_lines(b"X-Session-ID:"),
     "spaces": with_lines(b"X-Session-ID: " + b" " * 300),
@@ -56,7 +56,7 @@ class TestSessionIdHygiene:
             assert json.loads(line)["status"] in (200, 400)
             assert line.isprintable()
             assert len(line) < 1000
-            assert not [word for word in ("Evil", "caf", "xxxx") if word in line]
+            assert not [word for word in ("Evil", "kaffee", "xxxx") if word in line]
 
     async def test_of_two_lines_the_first_counts(self, router: Router) -> None:
         two = await raw(router.data_url, ODD_IDS["two lines"])

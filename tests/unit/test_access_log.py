@@ -64,6 +64,7 @@ def test_json_has_every_field_in_a_fixed_order() -> None:
         "aborted": False,
         "resumed": None,
         "error": None,
+        "tenant": None,
     }
 
 
