@@ -13,6 +13,21 @@ Shelf = OrderedDict[bytes, "Pin"]
 
 
 @dataclass(slots=True)
+class Rare:
+    """What few pins have, so that all others need no room for it."""
+
+    unproven: bool = False
+    spills: int = 0
+    before: "Pin | None" = None
+    held: bytes | None = None
+    shared: float = 0.0
+
+
+_NOTHING = Rare()
+"""Only ever read."""
+
+
+@dataclass(slots=True)
 class Pin:
     """One conversation's place. `confirmed` once content came from there; until then `before` is where it was.
 
@@ -28,12 +43,60 @@ class Pin:
     used: float
     size: int = 0
     turns: int = 0
-    spills: int = 0
-    proven: bool = True
     confirmed: bool = False
-    before: "Pin | None" = None
-    held: bytes | None = None
-    shared: float = 0.0
+    rare: Rare | None = None
+
+    @property
+    def proven(self) -> bool:
+        return self.rare is None or not self.rare.unproven
+
+    @proven.setter
+    def proven(self, proven: bool) -> None:
+        if proven is not self.proven:
+            self._rare().unproven = not proven
+
+    @property
+    def spills(self) -> int:
+        return 0 if self.rare is None else self.rare.spills
+
+    @spills.setter
+    def spills(self, count: int) -> None:
+        if count or self.rare is not None:
+            self._rare().spills = count
+
+    @property
+    def before(self) -> "Pin | None":
+        return None if self.rare is None else self.rare.before
+
+    @before.setter
+    def before(self, pin: "Pin | None") -> None:
+        if pin is not None or self.rare is not None:
+            self._rare().before = pin
+            if self.rare == _NOTHING:
+                self.rare = None
+
+    @property
+    def held(self) -> bytes | None:
+        return None if self.rare is None else self.rare.held
+
+    @held.setter
+    def held(self, value: bytes | None) -> None:
+        if value is not None or self.rare is not None:
+            self._rare().held = value
+
+    @property
+    def shared(self) -> float:
+        return 0.0 if self.rare is None else self.rare.shared
+
+    @shared.setter
+    def shared(self, at: float) -> None:
+        if at or self.rare is not None:
+            self._rare().shared = at
+
+    def _rare(self) -> Rare:
+        if self.rare is None:
+            self.rare = Rare()
+        return self.rare
 
 
 class PinTable:
