@@ -43,6 +43,19 @@ def bench(name: str, *words: object, within: float = 240.0) -> subprocess.Comple
 # Both commands, from end to end
 
 
+def test_crowd_opens_all_its_streams_through_every_router(tmp_path: Path) -> None:
+    page, out = tmp_path / "page.md", tmp_path / "out.json"
+    shutil.copy(PAGE, page)
+    done = bench("crowd", "--quick", "--only", "warmroute", "--json", out, "--page", page)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert list(found) == ["warmroute", DIRECT]
+    for figures in found.values():
+        assert (figures["streams"] >= 90, figures["failed"]) == (True, 0)
+        assert 0 < figures["first byte p50 ms"] <= figures["first byte p99 ms"]
+    assert "first byte p99 ms" in page.read_text()
+
+
 def test_overhead_measures_every_router_that_is_here(tmp_path: Path) -> None:
     page, out = tmp_path / "page.md", tmp_path / "out.json"
     shutil.copy(PAGE, page)
