@@ -380,6 +380,28 @@ async def log_lines(caplog: pytest.LogCaptureFixture) -> AsyncIterator[list[str]
     lines += [record.getMessage() for record in caplog.records if record.name == "warmroute.store"]
 
 
+async def test_a_place_is_held_while_the_store_is_asked(
+    backends: list[Scripted], start_router: StartRouter, valkey: Valkey
+) -> None:
+    running = most = 0
+
+    async def count(talk: Talk) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        await answer(talk)
+
+    backends[0].script = count
+    router = await start_router(
+        backends[:1], store={"redis": valkey.url, **PATIENT}, queue={"in_flight": 1, "length": 64, "timeout": 20}
+    )
+    await asyncio.gather(*(turn(router, f"s{i}") for i in range(12)))
+    assert most == 1
+    assert router.registry.backends[backends[0].name].in_flight == 0
+
+
 async def test_a_router_starts_without_its_store_and_finds_it_later(
     backends: list[Scripted], start_router: StartRouter, valkey: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:

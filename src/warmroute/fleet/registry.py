@@ -22,22 +22,25 @@ _NO_FAULT = ("removed", "asleep")
 
 
 class Lease:
-    """One request in flight at a backend; given back on every way out of the `with` block."""
+    """One request in flight at a backend: a place that is taken when this is made, and given back once.
+
+    `give_back`, or the end of a `with` block, on every way out of it.
+    """
 
     __slots__ = ("_engine", "_silent", "_state", "_trial")
 
     def __init__(self, state: BackendState, engine: EngineState | None) -> None:
         self._state, self._engine = state, engine
-        self._trial = self._silent = False
+        self._silent = False
+        self._trial = state.outlier.state is Rest.TRIAL
+        state.in_flight += 1
+        if self._trial:
+            state.outlier.trying = True
+        if engine is not None:
+            engine.in_flight += 1
 
     def __enter__(self) -> None:
-        self._state.in_flight += 1
         self._state.requests += 1
-        self._trial = self._state.outlier.state is Rest.TRIAL
-        if self._trial:
-            self._state.outlier.trying = True
-        if self._engine is not None:
-            self._engine.in_flight += 1
 
     def may_be_silent(self) -> None:
         """It has begun, and may be quiet for as long as it likes: it is no trial any more, and no sign of a hung backend."""
@@ -46,15 +49,19 @@ class Lease:
         if self._trial:
             self._trial = self._state.outlier.trying = False
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def give_back(self) -> None:
+        """The place is free again."""
         self._state.in_flight -= 1
         self._state.silent -= self._silent
         if self._trial:
             self._state.outlier.trying = False
         if self._engine is not None:
             self._engine.in_flight -= 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give_back()
 
 
 class Registry:
@@ -107,11 +114,18 @@ class Registry:
         return self._fleet
 
     def lease(self, decision: Decision) -> Lease:
-        """Take a place at the decision's backend, for a `with` block that begins before the next await."""
+        """Take a place at the decision's backend. Whoever has it gives it back."""
         state = self.backends[decision.backend or ""]
         if decision.engine is None:
             return Lease(state, None)
         return Lease(state, next((e for e in state.engines if e.engine == decision.engine), None))
+
+    def claim(self, decision: Decision, most: int) -> Lease | None:
+        """`lease`, where nobody else may have come first; None if a further one has the last of `most` places (0: any number).
+
+        Between decision and claim others come first only where several processes share the backends.
+        """
+        return self.lease(decision)
 
     def probed(self, name: str, error: str | None, now: float) -> bool:
         """Take an active check's result; returns True if the backend's state changed."""

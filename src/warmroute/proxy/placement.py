@@ -14,12 +14,14 @@ from ..fleet.residents import Residents
 from ..pins.memory import PinTable
 from ..pins.shared import SharedPins
 
+_TRIES = 8
+"""So often is a place looked for that somebody else has taken between the decision and its lease."""
 _ROUNDS = 4
 """So often is a session placed anew in one request that other routers place elsewhere at the same time."""
 
 
 class Placed(NamedTuple):
-    """A decision that named a backend, with the place taken there for a `with` block."""
+    """A decision that named a backend, with the place that was taken there: to be given back by a `with` block."""
 
     decision: Decision
     backend: str
@@ -92,14 +94,20 @@ class Placement:
         size: int = 0,
     ) -> Placed | Decision:
         """Choose a backend and take a place there, or return the decision that says why none can be had."""
-        decision = self.look(session, model, request_key, exclude, wishes, bounds, size)
-        if decision.backend is None:
-            return decision
-        if session is not None:
-            self._pins.reserve(session, decision, size)
-            if decision.reason is Reason.PIN_SPILL and decision.change is PinChange.NONE:
-                self._pins.spilled(session)
-        return Placed(decision, decision.backend, self._registry.lease(decision))
+        most = 0 if wishes.urgent else (bounds or self._bounds).full
+        for _ in range(_TRIES):
+            decision = self.look(session, model, request_key, exclude, wishes, bounds, size)
+            if decision.backend is None:
+                return decision
+            lease = self._registry.claim(decision, most)
+            if lease is None:
+                continue
+            if session is not None:
+                self._pins.reserve(session, decision, size)
+                if decision.reason is Reason.PIN_SPILL and decision.change is PinChange.NONE:
+                    self._pins.spilled(session)
+            return Placed(decision, decision.backend, lease)
+        return Decision(Reason.BUSY)
 
     async def place_agreed(
         self,
@@ -110,14 +118,25 @@ class Placement:
         wishes: Wishes = NO_WISHES,
         size: int = 0,
     ) -> Placed | Decision:
-        """`place`, where the other routers agree. Waits for the store only if it has not agreed to the session's pin yet."""
+        """`place`, where the other routers agree. Waits for the store only if it has not agreed to the session's pin yet.
+
+        The place is held meanwhile, so that the bounds of others count it.
+        """
         shared = self._shared
         if session is None or shared is None:
             return self.place(session, model, request_key, exclude, wishes, None, size)
-        for _ in range(_ROUNDS):
+        for left in reversed(range(_ROUNDS)):
             bounds = self._bounds if shared.store.up else self._ring_alone
             placed = self.place(session, model, request_key, exclude, wishes, bounds, size)
-            if not isinstance(placed, Placed) or shared.agreed(session.key) or not await shared.settle(session.key):
+            if not isinstance(placed, Placed) or shared.agreed(session.key):
+                break
+            stands = False
+            try:
+                stands = not await shared.settle(session.key) or not left
+            finally:
+                if not stands:
+                    placed.lease.give_back()
+            if stands:
                 break
         return placed
 
