@@ -21,7 +21,7 @@ LABEL org.opencontainers.image.title="warmroute" \
 # The wheels are only borrowed from the first stage, so the image holds them once, installed.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     python -m pip install --disable-pip-version-check --no-cache-dir --root-user-action=ignore \
-      --no-index --find-links /wheels 'warmroute[dns,kv-events,otel]' \
+      --no-index --find-links /wheels 'warmroute[dns,kv-events,otel,workers]' \
     && useradd --system --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin warmroute
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1

@@ -41,7 +41,7 @@ SUPPLY_STAMP := $(SUPPLY_VENV)/.installed-1
 # After every change of constraints.txt or of the dependencies in pyproject.toml.
 lock: $(SUPPLY_STAMP)
 	echo '# What the image is made of, each file known by its digest. Made by `make lock` out of pyproject.toml and constraints.txt.' > requirements.new
-	$(SUPPLY)/pip-compile --quiet --generate-hashes --extra dns --extra kv-events --extra otel --build-deps-for wheel --allow-unsafe --strip-extras \
+	$(SUPPLY)/pip-compile --quiet --generate-hashes --extra dns --extra kv-events --extra otel --extra workers --build-deps-for wheel --allow-unsafe --strip-extras \
 	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header --no-annotate -c constraints.txt \
 	  --output-file - pyproject.toml >> requirements.new
 	mv requirements.new requirements.lock

@@ -13,6 +13,7 @@ from warmroute.fleet.registry import Registry
 from warmroute.fleet.residents import Residents
 from warmroute.observe.counters import RequestCounters
 from warmroute.observe.metrics import RouterCollector
+from warmroute.observe.work_metrics import Work, Workers
 from warmroute.pins import codec
 from warmroute.pins.link import Link
 from warmroute.pins.memory import PinTable
@@ -58,6 +59,7 @@ def families() -> list[Metric]:
         ledger=ledger,
         residents=residents,
         members=members,
+        work=Work(workers=lambda: Workers(2, 2, 0, 0)),
     )
     return list(collector.collect())
 

@@ -55,6 +55,7 @@ CONFIG_IS_FOR = {
     "assembly",
     "membership",
     "app",
+    "workers",
     "process",
     "cli",
     "check",

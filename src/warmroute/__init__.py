@@ -3,8 +3,9 @@
 A map of the package, in the order in which a request meets it:
 
     cli, config, app    flags and one YAML file -> a validated Config -> a running Router (settings, keeping, assembly: parts;
-                        app runs and reloads; membership: backends come and go; housekeeping: loops beside; process: signals,
-                        memory; notify: systemd; listeners: sockets)
+                        app runs and reloads; membership: backends come and go; housekeeping: loops beside; process: signals;
+                        tuning: memory; notify: systemd; listeners: sockets)
+    workers/            several processes on the data port: one supervisor, and workers that have the data path alone
     proxy/              the data path. data: which paths exist; handler: one request, hop by hop; request and client: its two
                         ends; placement: decide, reserve, lease; connection, pool: the backends' side;
                         handshake, tunnel: WebSockets; errors: our own answers
@@ -25,8 +26,9 @@ A map of the package, in the order in which a request meets it:
     demo                simulated servers, router and chat in one process
 
 Arrows point one way: core <- pins <- recognition <- fleet <- discovery <- truth <- observe <- proxy <- web, sim <- listeners,
-notify <- settings <- keeping <- assembly, simulate <- housekeeping, membership <- app <- process, demo <- cli. core imports
-only itself and the pure standard library. State changes are synchronous and whole; async code only moves bytes.
+notify, tuning <- settings <- keeping <- assembly, simulate <- housekeeping, membership <- app <- workers <- process, demo
+<- cli. core imports only itself and the pure standard library. State changes are synchronous and whole; async code only moves
+bytes.
 """
 
 __version__ = "0.1.0"

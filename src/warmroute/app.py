@@ -2,34 +2,27 @@
 
 import asyncio
 import logging
+import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from . import assembly, keeping, listeners, settings
-from .config import (
-    Certificates,
-    Config,
-    ConfigError,
-    needs_restart,
-    read_certificates,
-    read_secret,
-    require_extras,
-    with_certificates,
-)
+from .config import Certificates, Config, ConfigError, needs_restart, read_certificates, read_secret, require_extras
+from .core.headers import Headers
 from .core.model import Failure, Phase
 from .fleet.asking import Asking
 from .fleet.broadcast import Broadcaster
 from .fleet.changes import Changes
 from .housekeeping import Housekeeping, keep
 from .listeners import Secure, StartError, renew
-from .membership import Membership, Watching, discover
+from .membership import Membership, Watching, discover, read_again
 from .observe.record import RequestRecord
 from .observe.reloads import ReloadError
 from .observe.writer import BackgroundWriter
@@ -79,64 +72,71 @@ class Router:
         return f"<Router {len(self.config.backends)} backends{' stopping' if self.stopping else ''}>"
 
     async def __aenter__(self) -> Self:
-        config = self.config
-        listen = config.listen
         try:
-            require_extras(config)
-            secret = read_secret(config.store)
-            self._certificates = read_certificates(config)
+            require_extras(self.config)
+            secret = read_secret(self.config.store)
+            self._certificates = read_certificates(self.config)
         except ConfigError as error:
             raise StartError(str(error)) from None
-        data_socket = listeners.listen(listen.host, listen.port)
-        try:
-            admin_socket = listeners.listen(listen.admin_host, listen.admin_port)
-        except StartError:
-            data_socket.close()
-            raise
+        self._listen()
         self._build(secret)
-        loops: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-            ("health checks", self._prober.run),
-            ("metrics reader", self._scraper.run),
-            ("session expiry", self._housekeeping.run),
-            ("reloads", self._reload_when_asked),
-            ("changes of backends", self._membership.run),
-            *discover(config, self._kept.members, self._clock),
-        ]
+        self._tasks = [asyncio.ensure_future(keep(name, run, self._internal_error)) for name, run in self._loops()]
+        if self.shared is not None:
+            await self.shared.store.tried(_STORE_AT_START)
+        await self._membership.start(_SOURCES_AT_START)
+        await self._serve()
+        settings.warn(self.config)
+        return self
+
+    def _listen(self) -> None:
+        """Open both listening sockets. Raises StartError."""
+        listen, found = self.config.listen, self._certificates
+        data = listeners.listen(listen.host, listen.port)
+        admin = listeners.listen_too([data], listen.admin_host, listen.admin_port)
+        self._sockets: tuple[socket.socket, ...] = data, admin
+        self.data_url = listeners.url_of(listen.host, data, found.data is not None)
+        self.admin_url = listeners.url_of(listen.admin_host, admin, found.admin is not None)
+
+    def _loops(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        """What runs beside requests, by names for people."""
+        yield "health checks", self._prober.run
+        yield "metrics reader", self._scraper.run
+        yield "session expiry", self._housekeeping.run
+        yield "reloads", self._reload_when_asked
+        yield "changes of backends", self._membership.run
+        yield from discover(self.config, self._kept.members, self._clock)
         if self._kv_events is not None:
-            loops.append(("KV events", self._kv_events.run))
+            yield "KV events", self._kv_events.run
         shared = self.shared
         if shared is not None:
-            loops.append(("shared store", lambda: shared.store.run(shared)))
-        self._tasks = [asyncio.ensure_future(keep(name, run, self._internal_error)) for name, run in loops]
-        if shared is not None:
-            await shared.store.tried(_STORE_AT_START)
-        await self._membership.start(_SOURCES_AT_START)
-        self._door = Door(config.limits, self._clock, self.counters)
-        found, timeout, failed = self._certificates, config.limits.head_timeout, self.counters.handshake_failed
-        self._data_tls, self._admin_tls = (Secure.by(own, timeout, failed) for own in (found.data, found.admin))
-        self._servers = (
-            listeners.server(
-                self._data_app,
-                SwitchingProtocol.behind(self._door, self._refusals),
-                config.limits.shutdown,
-                self._door,
-                self._data_tls,
-            ),
-            listeners.server(self._admin_app, HttpToolsProtocol, 1.0, secure=self._admin_tls),
-        )
+            yield "shared store", lambda: shared.store.run(shared)
+
+    async def _serve(self) -> None:
+        self._door = Door(self.config.limits, self._clock, self.counters)
+        await self._serve_on(self._data_server(), self._admin_server())
+
+    async def _serve_on(self, *servers: listeners.Server) -> None:
+        """Return when these serve, each on its socket."""
+        self._servers = servers
         self._serving = [
             asyncio.ensure_future(server.serve(sockets=[sock]))
-            for server, sock in zip(self._servers, (data_socket, admin_socket), strict=True)
+            for server, sock in zip(servers, self._sockets, strict=True)
         ]
-        settings.warn(config)
-        self.data_url = listeners.url_of(listen.host, data_socket, self._data_tls is not None)
-        self.admin_url = listeners.url_of(listen.admin_host, admin_socket, self._admin_tls is not None)
-        await asyncio.gather(*(server.ready.wait() for server in self._servers))
-        return self
+        await asyncio.gather(*(server.ready.wait() for server in servers))
+
+    def _data_server(self) -> listeners.Server:
+        limits, protocol = self.config.limits, SwitchingProtocol.behind(self._door, self._refusals)
+        self._data_tls = Secure.by(self._certificates.data, limits.head_timeout, self.counters.handshake_failed)
+        return listeners.server(self._data_app, protocol, limits.shutdown, self._door, self._data_tls)
+
+    def _admin_server(self) -> listeners.Server:
+        timeout = self.config.limits.head_timeout
+        self._admin_tls = Secure.by(self._certificates.admin, timeout, self.counters.handshake_failed)
+        return listeners.server(self._admin_app, HttpToolsProtocol, 1.0, secure=self._admin_tls)
 
     def _build(self, secret: bytes | None) -> None:
         config = self.config
-        self._kept = kept = keeping.keep(config, secret, self._clock)
+        self._kept = kept = self._keep(secret)
         self.pins, self.registry, self.shared = kept.pins, kept.registry, kept.shared
         self.memory, self.counters = kept.memory, kept.counters
         contexts = self._certificates.backends
@@ -168,6 +168,7 @@ class Router:
             backend_failed=self._backend_failed,
             stopping=lambda: self.stopping,
             reload=self._reload_for_admin,
+            explain=self._explain,
             add_backend=self._membership.add,
             remove_backend=self._membership.remove,
             broadcaster=Broadcaster(self._http, self._prober.read_models, self._scraper.read),
@@ -180,8 +181,11 @@ class Router:
         self._admin_app = AdminApp(made.access, made.admin_app)
         self._take(made)
 
+    def _keep(self, secret: bytes | None) -> keeping.Kept:
+        return keeping.keep(self.config, secret, self._clock)
+
     def _take(self, made: assembly.Made) -> None:
-        self.recognizer, self._state = made.recognizer, made.state
+        self.recognizer, self._state, self._explainer = made.recognizer, made.state, made.explainer
         self._kept.tenants.follow(settings.tenants(self.config))
         self._data_app.handler, self._admin_app.inner = made.handler, made.admin_app
         self._data_app.keys, self._admin_app.access = made.keys, made.access
@@ -191,11 +195,7 @@ class Router:
     ) -> None:
         """Stop: no new connections, running requests end within `limits.shutdown`, then everything is closed."""
         self._say_the_end_is_near()
-        data_server, admin_server = self._servers
-        data_server.should_exit = True
-        await self._served_within(self.config.limits.shutdown)
-        admin_server.should_exit = True
-        await self._serving[1]
+        await self._end_serving()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -224,6 +224,14 @@ class Router:
         for server in self._servers:
             server.force_exit = True
 
+    async def _end_serving(self) -> None:
+        data_server, *others = self._servers
+        data_server.should_exit = True
+        await self._served_within(self.config.limits.shutdown)
+        for server in others:
+            server.should_exit = True
+        await asyncio.gather(*self._serving)
+
     def _say_the_end_is_near(self) -> None:
         self.stopping = self._door.closing = True
 
@@ -246,6 +254,9 @@ class Router:
         """The JSON of GET /api/state."""
         return self._state.state()
 
+    async def _explain(self, method: str, path: bytes, headers: Headers, body: bytes) -> dict[str, Any]:
+        return self._explainer.explain(method, path, headers, body)
+
     # Reload
 
     def ask_for_reload(self) -> None:
@@ -257,7 +268,9 @@ class Router:
         async with self._reloading:
             self.on_reload(True)
             try:
-                changes = await self._put_in_force(*await self._read_again())
+                changes = await self._put_in_force(
+                    *await read_again(self._read, lambda: self.stopping, self._certificates)
+                )
             except ReloadError as error:
                 self._kept.reloads.failed(error)
                 self._kept.events.reload_failed(str(error))
@@ -269,18 +282,6 @@ class Router:
             self._kept.events.reloaded(changes)
             log.info("the configuration was reloaded: %s", changes.told() or "the same backends")
             return changes
-
-    async def _read_again(self) -> tuple[Config, Certificates]:
-        """The configuration as it is now, with its certificates. Raises ReloadError."""
-        read = self._read
-        if read is None:
-            raise ReloadError("this router was not started from a configuration that can be read again", refused=True)
-        if self.stopping:
-            raise ReloadError("the router is stopping", refused=True)
-        try:
-            return await asyncio.to_thread(with_certificates, read, self._certificates)
-        except ConfigError as error:
-            raise ReloadError(str(error), refused=False) from None
 
     async def _put_in_force(self, config: Config, certificates: Certificates) -> Changes:
         """All of a configuration in one step: whatever can fail is done before the first change. Raises ReloadError."""

@@ -1,6 +1,5 @@
 """From a Config to what each one makes anew over what is kept: the data path and the admin pages."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -25,7 +24,6 @@ from .observe.metrics import MetricsPage, RouterCollector
 from .observe.record import RequestRecord
 from .observe.state import StateView
 from .observe.truth_view import TruthView
-from .observe.work_metrics import Work
 from .proxy.explain import Explainer
 from .proxy.handler import Handler
 from .proxy.intake import Intake
@@ -40,6 +38,7 @@ from .recognition.recognizer import Recognizer
 from .truth.ledger import Ledger
 from .web import admin
 from .web.access import Access, App
+from .web.admin import Explain
 
 if TYPE_CHECKING:
     from .fleet.kv_events import KvEvents
@@ -55,6 +54,7 @@ class Hooks:
     backend_failed: Callable[[str, Failure], None]
     stopping: Callable[[], bool]
     reload: Callable[[], Awaitable[dict[str, object]]]
+    explain: Explain
     add_backend: Callable[[dict[str, object]], Awaitable[dict[str, object]]]
     remove_backend: Callable[[str, bool], Awaitable[dict[str, object]]]
     broadcaster: Broadcaster
@@ -67,6 +67,7 @@ class Made:
     recognizer: Recognizer
     handler: Handler
     keys: Keys | None
+    explainer: Explainer
     state: StateView
     admin_app: App
     access: Access
@@ -120,12 +121,13 @@ def make(config: Config, kept: Kept, pools: Pools, hooks: Hooks) -> Made:
         recognizer=recognizer,
         keys=keys,
         handler=_handler(config, kept, pools, hooks, recognizer, placement),
+        explainer=Explainer(recognizer, placement, reader, sources, kept.secret, theirs, kept.residents),
         state=state,
         admin_app=admin.build(
             state=state,
             metrics=_metrics(config, kept),
             registry=kept.registry,
-            explainer=Explainer(recognizer, placement, reader, sources, kept.secret, theirs, kept.residents),
+            explain=hooks.explain,
             stopping=hooks.stopping,
             clock=kept.clock,
             drain_deadline=config.drain.deadline,
@@ -192,10 +194,11 @@ def _state(config: Config, kept: Kept, hooks: Hooks) -> StateView:
         stopping=hooks.stopping,
         memory=kept.memory,
         reloads=kept.reloads,
-        store=kept.shared.store if kept.shared else None,
+        store=kept.figures.store if kept.figures else None,
         residents=kept.residents,
         is_open=config.listen.is_open,
         members=kept.members,
+        workers=kept.work.workers,
         truth=TruthView(kept.ledger, kept.registry, kept.clock, kept.secret) if config.truth.enabled else None,
     )
 
@@ -209,9 +212,9 @@ def _metrics(config: Config, kept: Kept) -> MetricsPage:
         kept.clock,
         stale_after,
         kept.memory,
-        kept.shared,
+        kept.figures,
         kept.reloads,
-        Work(tasks=lambda: len(asyncio.all_tasks()), waiting=lambda: kept.queue.waiting),
+        kept.work,
         kept.ledger if config.truth.enabled else None,
         kept.residents,
         kept.members,

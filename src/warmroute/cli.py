@@ -21,6 +21,7 @@ from .observe.writer import BackgroundWriter
 from .process import serve
 from .sim import backend as sim_backend
 from .simulate.command import simulate_command
+from .tuning import quiet_libraries
 
 RUNTIME_ERROR, USAGE_ERROR = 1, 2
 
@@ -29,21 +30,13 @@ def _run(work: Callable[[BackgroundWriter], Coroutine[Any, Any, Any]], level: in
     """Run to the end on uvloop, with standard error written by a thread. A start that fails is one line and exit code 1."""
     out = BackgroundWriter(sys.stderr)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=out)
-    for noisy in ("httpx", "httpcore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(_not_our_broken_bodies)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    quiet_libraries()
     try:
         return uvloop.run(work(out))
     except StartError as error:
         _fail(str(error), RUNTIME_ERROR)
     finally:
         out.close()
-
-
-def _not_our_broken_bodies(record: logging.LogRecord) -> bool:
-    """A body that a backend broke off is broken off towards the client too, on purpose; the access log tells it."""
-    return record.msg != "ASGI callable returned without completing response."
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -81,6 +74,7 @@ def main() -> None:
 @click.option("--admin-host", help="Address of dashboard, metrics and control.  [default: 127.0.0.1]")
 @click.option("--admin-port", type=click.IntRange(0, 65535), help="Port of the same.  [default: 8081]")
 @click.option("--redis", metavar="URL", help="Redis or Valkey through which several routers share their sessions.")
+@click.option("--workers", type=click.IntRange(1, 64), metavar="N", help="Processes on the port.  [default: 1]")
 @click.option("--log-format", type=click.Choice(["auto", "json", "text", "off"]), help="Access log.  [default: auto]")
 def serve_command(
     urls: tuple[str, ...],
@@ -90,6 +84,7 @@ def serve_command(
     admin_host: str | None,
     admin_port: int | None,
     redis: str | None,
+    workers: int | None,
     log_format: str | None,
 ) -> None:
     """Route to the vLLM servers at these URLs. No file is needed:
@@ -99,7 +94,13 @@ def serve_command(
     """
     flags = {
         "backends": list(urls) or None,
-        "listen": {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port},
+        "listen": {
+            "host": host,
+            "port": port,
+            "admin_host": admin_host,
+            "admin_port": admin_port,
+            "workers": workers,
+        },
         "store": {"redis": redis},
         "log": {"format": log_format},
     }

@@ -3,12 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
-from .core.model import Failure, Phase
 from .fleet.registry import Registry
 from .observe.events import Events
 from .pins.memory import PinTable
-from .proxy.pools import Pools, asleep, silent
 from .proxy.queue import Queue
 
 log = logging.getLogger("warmroute")
@@ -25,6 +24,16 @@ async def keep(name: str, run: Callable[[], Awaitable[None]], failed: Callable[[
         await asyncio.sleep(1.0)
 
 
+class Connections(Protocol):
+    """The connections to all backends, whichever process has them; `proxy.pools.Pools` are those of this one."""
+
+    def was_heard(self, name: str) -> bool: ...
+    def end_silent(self, name: str, seconds: float) -> None: ...
+    def end_asleep(self, name: str) -> None: ...
+    def end_tunnels(self, name: str) -> None: ...
+    def sweep(self, silence: float) -> list[str]: ...
+
+
 class Housekeeping:
     """Once a second: sessions expire, backends that are silent rest, those asleep are left, drains end.
 
@@ -36,7 +45,7 @@ class Housekeeping:
         *,
         pins: PinTable,
         registry: Registry,
-        pools: Pools,
+        pools: Connections,
         queue: Queue,
         events: Events,
         clock: Callable[[], float],
@@ -66,17 +75,17 @@ class Housekeeping:
         now, silence = self._clock(), self._silence()
         for name in self._registry.sweep(self._pools.was_heard, now, silence):
             log.warning("backend %s rests: %s", name, self._registry.backends[name].reason)
-            self._pools[name].stop_exchanges(silent(name, silence))
+            self._pools.end_silent(name, silence)
         for backend in self._registry.backends.values():
             if backend.asleep and backend.in_flight:
-                self._pools[backend.name].stop_exchanges(asleep(backend.name))
+                self._pools.end_asleep(backend.name)
         for name in self._pools.sweep(silence):
             self._forget(name)
         over = self._registry.end_drains(now)
         for name in over:
             left = self._pins.sessions(name)
             log.info("backend %s is drained: %d sessions that are left move at their next turn", name, left)
-            self._pools[name].stop_tunnels(Failure(Phase.STREAM, "own", "the backend is being emptied", own=True))
+            self._pools.end_tunnels(name)
         self._events.watch(self._registry.backends.values())
         if over:
             self._queue.wake_all()

@@ -1,5 +1,6 @@
 """What is known of backends and conversations, and what runs: made once, and outliving every reload."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from .observe.counters import RequestCounters
 from .observe.events import Events
 from .observe.reloads import Reloads
 from .observe.spans import Spans, spans
+from .observe.store_view import SharedView
+from .observe.work_metrics import Work
 from .pins import codec
 from .pins.memory import PinTable
 from .pins.shared import SharedPins
@@ -56,6 +59,8 @@ class Kept:
     ledger: Ledger
     events: Events
     members: Members
+    figures: SharedView | None
+    work: Work
 
     def forget(self, backend: str) -> None:
         """A backend is gone for good: what was counted of it goes too."""
@@ -64,21 +69,29 @@ class Kept:
         self.ledger.warmth.pop(backend, None)
 
 
-def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
-    """What is known of backends and conversations: nothing yet."""
+def keep(
+    config: Config,
+    store_secret: bytes | None,
+    clock: Clock,
+    *,
+    table: Callable[..., PinTable] = PinTable,
+    fleet: Callable[..., Registry] = Registry,
+) -> Kept:
+    """What is known of backends and conversations: nothing yet. `table` and `fleet` make what holds it."""
     affinity = config.affinity
-    pins = PinTable(
+    pins = table(
         clock,
         idle_expiry=affinity.idle_expiry,
         unproven_expiry=affinity.unproven_expiry,
         limit=affinity.max_sessions,
     )
-    registry = Registry(config.specs, pins, settings.thresholds(config), clock(), settings.outlier_limits(config))
+    registry = fleet(config.specs, pins, settings.thresholds(config), clock(), settings.outlier_limits(config))
     secret = secrets.token_bytes(32)
     # Routers that share pins call a session by the same name, so that each understands what backends tell of it.
     naming = codec.key_of(store_secret, config.store.prefix) if config.store.redis is not None else secret
     residents = Residents(naming, config.kv_events.max_blocks) if config.kv_events.enabled else None
     shared = _share(config, pins, registry, store_secret, clock)
+    queue = Queue(length=config.queue.length, timeout=config.queue.timeout)
     return Kept(
         clock=clock,
         secret=secret,
@@ -104,7 +117,9 @@ def keep(config: Config, store_secret: bytes | None, clock: Clock) -> Kept:
         spans=spans(config.tracing.endpoint, config.tracing.share),
         events=Events(partial(move_cause, registry), time.time),
         members=Members(),
-        queue=Queue(length=config.queue.length, timeout=config.queue.timeout),
+        figures=shared,
+        work=Work(tasks=lambda: len(asyncio.all_tasks()), waiting=lambda: queue.waiting),
+        queue=queue,
     )
 
 

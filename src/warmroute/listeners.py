@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -80,18 +80,33 @@ class Server(uvicorn.Server):
         yield
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, opened before anything starts so that a port in use is one line and no traceback."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket, opened before anything starts so that a port in use is one line and no traceback.
+
+    Others may listen there as well if all of them are `shared`.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((host, port))
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     return sock
+
+
+def listen_too(others: Iterable[socket.socket], host: str, port: int) -> socket.socket:
+    """`listen`; the other sockets are closed where it fails."""
+    try:
+        return listen(host, port)
+    except StartError:
+        for sock in others:
+            sock.close()
+        raise
 
 
 def server(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import settings
-from .config import Config, nameserver, query
+from .config import Certificates, Config, ConfigError, nameserver, query, with_certificates
 from .core.model import BackendSpec, Trust
 from .core.ring import Ring
 from .core.wanted import Plan, plan
@@ -22,6 +22,7 @@ from .fleet.changes import Changes
 from .fleet.prober import Prober
 from .fleet.scraper import Scraper, series_filter
 from .keeping import Kept
+from .observe.reloads import ReloadError
 from .proxy.pool import Pool
 from .proxy.pools import Pools
 
@@ -63,6 +64,20 @@ def discover(config: Config, members: Members, clock: Callable[[], float]) -> li
         pods = KubernetesWatch(source("kubernetes"), settings.backend, cluster, k8s.scheme, k8s.port)
         loops.append(("watch over endpoints in Kubernetes", pods.run))
     return loops
+
+
+async def read_again(
+    read: Callable[[], Config] | None, stopping: Callable[[], bool], before: Certificates
+) -> tuple[Config, Certificates]:
+    """The configuration as it is now, with its certificates. Raises ReloadError."""
+    if read is None:
+        raise ReloadError("this router was not started from a configuration that can be read again", refused=True)
+    if stopping():
+        raise ReloadError("the router is stopping", refused=True)
+    try:
+        return await asyncio.to_thread(with_certificates, read, before)
+    except ConfigError as error:
+        raise ReloadError(str(error), refused=False) from None
 
 
 @dataclass(frozen=True, slots=True)

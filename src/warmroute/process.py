@@ -1,9 +1,7 @@
-"""A router as a process of its own: signals, what systemd is told, descriptors, memory."""
+"""A router as a process of its own: signals, and what systemd is told."""
 
 import asyncio
-import gc
 import logging
-import resource
 import signal
 import sys
 import time
@@ -14,6 +12,7 @@ from .app import Router
 from .config import Config
 from .notify import Notifier
 from .observe.writer import BackgroundWriter
+from .tuning import raise_descriptor_limit, settle_memory
 
 log = logging.getLogger("warmroute")
 
@@ -24,8 +23,8 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
     After SIGTERM requests are still taken for `limits.pre_drain`, since it comes from what also tells a balancer. SIGINT comes
     from a keyboard, where somebody waits.
     """
-    _raise_descriptor_limit()
-    router = Router(config, log_stream, read)
+    raise_descriptor_limit()
+    router = _kind(config)(config, log_stream, read)
     end = _listen_to_signals(router)
     notifier = Notifier.of_this_process(time.monotonic)
     router.on_reload = notifier.reloading
@@ -42,7 +41,7 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
                     "who can reach %s can use the models: set listen.keys, or let only a proxy that asks for keys reach it",
                     router.data_url,
                 )
-            _settle_memory()
+            settle_memory()
             notifier.ready(f"{router.data_url} -> {names}")
             number, limits = await end, router.config.limits
             pre_drain = limits.pre_drain if number is signal.SIGTERM else 0.0
@@ -52,6 +51,15 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
             log.info("%s: %s; a second signal ends them now", number.name, told)
             if pre_drain:
                 await router.pre_drain()
+
+
+def _kind(config: Config) -> type[Router]:
+    """What several processes need is loaded only for them."""
+    if config.listen.workers == 1:
+        return Router
+    from .workers.supervisor import Supervisor
+
+    return Supervisor
 
 
 def _listen_to_signals(router: Router) -> asyncio.Future[signal.Signals]:
@@ -69,20 +77,3 @@ def _listen_to_signals(router: Router) -> asyncio.Future[signal.Signals]:
         loop.add_signal_handler(number, partial(signalled, number))
     loop.add_signal_handler(signal.SIGHUP, router.ask_for_reload)
     return end
-
-
-def _raise_descriptor_limit() -> None:
-    """Take as many file descriptors as the system gives: a stream needs two, and many systems begin with 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _settle_memory() -> None:
-    """Let the garbage collector leave alone what lives as long as the process, and look at the rest less often.
-
-    With the defaults it took a sixth of the time of every request: a request makes some hundred objects and frees them by
-    reference count alone, since nothing on its path is cyclic.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)

@@ -62,8 +62,8 @@ def unwind_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
-def pinned(cpu: int, command: Sequence[str]) -> list[str]:
-    """The command on one CPU; the kernel ends it too if this process is killed outright."""
+def pinned(cpu: int | str, command: Sequence[str]) -> list[str]:
+    """The command on one CPU, or on some (as in "0,1"); the kernel ends it too if this process is killed outright."""
     return ["setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(cpu), *command]
 
 
@@ -73,7 +73,9 @@ def module(name: str, *words: object) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], cpu: int, log: Path, *, pipe: bool = False) -> Iterator[subprocess.Popen[str]]:
+def running(
+    command: Sequence[str], cpu: int | str, log: Path, *, pipe: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     """Run a command on one CPU for the length of the block. Its output is appended to `log`; `pipe` keeps stdout apart.
 
     It has a session of its own, so Ctrl-C reaches this process alone, which then stops it. Its id is that of the command.

@@ -3,9 +3,11 @@
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from warmroute import assembly, keeping, settings
 from warmroute.config import Config
+from warmroute.core.headers import Headers
 from warmroute.discovery.members import MemberError
 from warmroute.fleet.asking import Asking
 from warmroute.fleet.broadcast import Broadcaster
@@ -36,6 +38,9 @@ def parts(loop: asyncio.AbstractEventLoop) -> Parts:
     async def read(state: BackendState) -> None:
         pass
 
+    async def explain(method: str, path: bytes, headers: Headers, body: bytes) -> dict[str, Any]:
+        return made.explainer.explain(method, path, headers, body)
+
     async def add(entry: dict[str, object]) -> dict[str, object]:
         raise MemberError(f"{settings.backend(entry).url} cannot be added here")
 
@@ -47,8 +52,10 @@ def parts(loop: asyncio.AbstractEventLoop) -> Parts:
         backend_failed=lambda name, failure: None,
         stopping=lambda: False,
         reload=reload,
+        explain=explain,
         add_backend=add,
         remove_backend=remove,
         broadcaster=Broadcaster(Asking({}), read, read),
     )
-    return Parts(config, kept, assembly.make(config, kept, pools, hooks))
+    made = assembly.make(config, kept, pools, hooks)
+    return Parts(config, kept, made)

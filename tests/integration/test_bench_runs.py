@@ -56,6 +56,18 @@ def test_crowd_opens_all_its_streams_through_every_router(tmp_path: Path) -> Non
     assert "first byte p99 ms" in page.read_text()
 
 
+def test_workers_are_measured_beside_one(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = bench("workers", "--quick", "--json", out)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert list(found) == ["1", "2"]
+    for figures in found.values():
+        assert figures["failed"] == 0
+        assert figures["CPU us/request"] > 0
+    assert 0 <= found["2"]["supervisor's share of the CPU time"] < 1
+
+
 def test_overhead_measures_every_router_that_is_here(tmp_path: Path) -> None:
     page, out = tmp_path / "page.md", tmp_path / "out.json"
     shutil.copy(PAGE, page)

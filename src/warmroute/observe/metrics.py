@@ -1,5 +1,6 @@
 """The router's /metrics: prometheus-client families made from state at each scrape, then the backends' own series."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,15 +15,14 @@ from ..fleet.registry import BackendState, Registry
 from ..fleet.residents import Residents
 from ..fleet.scraper import is_stale
 from ..pins.memory import PinTable
-from ..pins.shared import SharedPins
 from ..recognition.memory import Memory
-from ..recognition.sharing import SharedMemory
 from ..truth.ledger import Ledger
 from .counters import Histogram, RequestCounters
 from .discovery_metrics import discovery
 from .hit_rates import Tier, fleet_windowed, ratio, tier_of, windowed
 from .kv_metrics import kv_events
 from .reloads import Reloads
+from .store_view import SharedView
 from .tenant_metrics import tenant_metrics
 from .truth_metrics import truth
 from .work_metrics import Work, work_now
@@ -43,7 +43,7 @@ class RouterCollector(Collector):
         clock: Callable[[], float],
         stale_after: float,
         memory: Memory,
-        shared: SharedPins | None = None,
+        shared: SharedView | None = None,
         reloads: Reloads | None = None,
         work: Work | None = None,
         ledger: Ledger | None = None,
@@ -86,7 +86,7 @@ class RouterCollector(Collector):
         if self._residents is not None:
             yield from kv_events(self._residents, backends)
         if self._shared is not None:
-            yield from _store(self._shared, self._memory.shared)
+            yield from _store(self._shared, self._memory.recalled)
 
     def _requests(self) -> Iterator[Metric]:
         counters = self._counters
@@ -259,12 +259,12 @@ def _recognition(memory: Memory) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "warmroute_history_evicted_total",
         "Entries of conversations' histories forgotten because there was no room",
-        value=memory.conversations.evicted,
+        value=memory.evicted,
     )
     yield CounterMetricFamily(
         "warmroute_response_owner_unknown_total",
         "Requests that named a response of which no maker is known",
-        value=memory.owners.unknown,
+        value=memory.unknown_owners,
     )
 
 
@@ -280,10 +280,10 @@ def _config(reloads: Reloads) -> Iterator[Metric]:
     )
 
 
-def _store(shared: SharedPins, memory: SharedMemory | None) -> Iterator[Metric]:
+def _store(shared: SharedView, recalled: Counter[str] | None) -> Iterator[Metric]:
     store = shared.store
-    if memory is not None:
-        yield _counter("warmroute_store_recalled_total", "Turns that only others knew of", "of", memory.recalled)
+    if recalled is not None:
+        yield _counter("warmroute_store_recalled_total", "Turns that only others knew of", "of", recalled)
     yield GaugeMetricFamily("warmroute_store_up", "1 while the shared store is in use", value=float(store.up))
     yield _counter("warmroute_store_errors_total", "Uses of the store that failed or took too long", "op", store.errors)
     yield _counter("warmroute_store_dropped_total", "Questions not asked since too many waited", "op", store.dropped)

@@ -14,15 +14,16 @@ from ..fleet.registry import BackendState, EngineState, Registry
 from ..fleet.residents import Residents, Sync
 from ..fleet.scraper import is_stale
 from ..pins.memory import Pin, PinTable
-from ..pins.store import Store
 from ..recognition.memory import Memory
 from .advice import OPEN, advise
 from .counters import RequestCounters
 from .discovery import discovery
 from .hit_rates import STEP, fleet_windowed, history, ratio, steps, windowed
 from .reloads import Reloads
+from .store_view import StoreView
 from .truth_advice import Advice, advise_of_truth
 from .truth_view import TruthView
+from .work_metrics import Workers
 
 Json = dict[str, object]
 
@@ -47,11 +48,12 @@ class StateView:
     stopping: Callable[[], bool]
     memory: Memory
     reloads: Reloads
-    store: Store | None = None
+    store: StoreView | None = None
     truth: TruthView | None = None
     residents: Residents | None = None
     is_open: bool = False
     members: Members | None = None
+    workers: Callable[[], Workers] | None = None
 
     def state(self) -> Json:
         """Everything but the sessions: fleet, backends, advice, the last requests."""
@@ -66,6 +68,7 @@ class StateView:
             "reasons": reasons,
             "fleet": self._fleet(backends, now),
             "store": {"up": self.store.up, "reason": self.store.reason} if self.store else None,
+            "workers": self.workers()._asdict() if self.workers is not None else None,
             "reload": {"ok": not self.reloads.error, "error": self.reloads.error, **self.reloads.results},
             "discovery": discovery(self.members, now) if self.members is not None else None,
             "advice": [advice.as_dict() for advice in self._advice(backends, now)],
@@ -126,6 +129,9 @@ class StateView:
         found = advise(backends, self.counters, told, self.reloads.error, self.store, self.members, now)
         if self.is_open:
             found.insert(0, Advice("bad", OPEN))
+        workers = self.workers() if self.workers is not None else None
+        if workers is not None and workers.serving < workers.wanted:
+            found.append(Advice("bad", f"only {workers.serving} of {workers.wanted} workers serve: the log tells why"))
         if self.truth is not None:
             found += advise_of_truth(self.truth.ledger, self.registry.backends)
         return found

@@ -87,6 +87,18 @@ class Pools(dict[str, Pool]):
         """Whether a backend has sent anything since this was last asked."""
         return self[name].was_heard()
 
+    def end_silent(self, name: str, seconds: float) -> None:
+        """End every exchange with a backend that has sent nothing for so many seconds."""
+        self[name].stop_exchanges(silent(name, seconds))
+
+    def end_asleep(self, name: str) -> None:
+        """End every exchange with a backend that was put to sleep."""
+        self[name].stop_exchanges(asleep(name))
+
+    def end_tunnels(self, name: str) -> None:
+        """End every WebSocket of a backend that is being emptied."""
+        self[name].stop_tunnels(Failure(Phase.STREAM, "own", "the backend is being emptied", own=True))
+
     def stop_exchanges(self, failure: Failure) -> None:
         """End every exchange that runs, at removed backends too."""
         for pool in self._all():

@@ -1,5 +1,6 @@
 """All that is remembered of conversations beyond their pins: digests and counts, bounded."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,21 @@ class Memory:
     guards: Guards
     places: Recent[Place]
     shared: SharedMemory | None = None
+
+    @property
+    def evicted(self) -> int:
+        """Entries of histories that lack of room took away."""
+        return self.conversations.evicted
+
+    @property
+    def unknown_owners(self) -> int:
+        """Requests that named a response of which no maker was known."""
+        return self.owners.unknown
+
+    @property
+    def recalled(self) -> Counter[str] | None:
+        """Turns that only other routers knew of; None where nothing is shared."""
+        return self.shared.recalled if self.shared is not None else None
 
     def entries(self) -> dict[str, int]:
         """How much is remembered, by kind."""

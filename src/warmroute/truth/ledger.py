@@ -110,9 +110,24 @@ class Ledger:
         now.stem = stem
         if before is None:
             self._mask(now, parts)
-            return Prompt(session, _family(parts), now, older=older)
+            return Prompt(session, family_of(parts), now, older=older)
         found = drift(before.sketch, now, before.tools)
         return Prompt(session, before.family, now, before, self._compared(before, now, said, found))
+
+    def compare(self, session: Session, now: Sketch, family: int, came_from: bytes | None, *, older: bool) -> Prompt:
+        """`look` at a prompt of which only the sketch is left, masked unless it grows; `family` is that of its parts."""
+        before = self.conversations.get(session.key)
+        if before is None and came_from is not None:
+            before = self.conversations.get(came_from)
+        if before is None:
+            return Prompt(session, family, now, older=older)
+        last = before.sketch
+        found = grown(last, now) if now.goes_on(last) else None
+        if found is None or found.cause is not None:
+            found = drift(last, now, before.tools)
+        if found.cause is None:
+            now.masks = last.masks
+        return Prompt(session, before.family, now, before, found)
 
     def _compared(self, before: Conversation, now: Sketch, said: Said, found: Drift) -> Drift:
         """What was found, or more where a closer look tells it."""
@@ -221,6 +236,6 @@ def _blame_the_prompt(tokens: dict[Outcome, int]) -> None:
         tokens[Outcome.PROMPT_CHANGED] = tokens.get(Outcome.PROMPT_CHANGED, 0) + gone
 
 
-def _family(parts: Parts) -> int:
+def family_of(parts: Parts) -> int:
     """A digest of the system prompt's first words: what prompts of one application have in common."""
     return next((hash(data[:_FAMILY]) for kind, data in parts if kind is Kind.SYSTEM), 0)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +12,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import AfterValidator, Base64Bytes, BaseModel, Field
 
 from .. import __version__
+from ..core.headers import Headers
 from ..fleet.broadcast import Broadcaster
 from ..fleet.registry import BackendState, Registry
 from ..observe.events import KEPT, Events
@@ -19,12 +20,14 @@ from ..observe.metrics import CONTENT_TYPE, MetricsPage
 from ..observe.reloads import ReloadError
 from ..observe.state import StateView
 from ..proxy.data import health_answer
-from ..proxy.explain import Explainer
 from . import broadcast, members
 from .access import Access, App, Receive, Scope, Send
 from .live import Live
 
 STATIC = Path(__file__).parent / "static"
+
+Explain = Callable[[str, bytes, Headers, bytes], Awaitable[dict[str, Any]]]
+"""What tells of a request (method, path, headers, body) whose it is and where it would go."""
 
 
 class AdminApp:
@@ -72,7 +75,7 @@ def build(
     state: StateView,
     metrics: MetricsPage,
     registry: Registry,
-    explainer: Explainer,
+    explain: Explain,
     stopping: Callable[[], bool],
     clock: Callable[[], float],
     drain_deadline: float,
@@ -101,7 +104,7 @@ def build(
     async def api_explain(saved: SavedRequest) -> dict[str, object]:
         """Where this request would go, and why; nothing is sent and nothing remembered."""
         headers = [(name.lower().encode(), value.encode()) for name, value in saved.headers]
-        return explainer.explain(saved.method.upper(), saved.path.encode(), headers, saved.body)
+        return await explain(saved.method.upper(), saved.path.encode(), headers, saved.body)
 
     _add_drain(app, registry, clock, drain_deadline)
     _add_reload(app, reload)
