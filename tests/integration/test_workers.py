@@ -193,7 +193,7 @@ async def test_the_bound_on_requests_in_flight_holds_over_all_workers(
         replies = await asyncio.gather(*(client.chat(f"s{round_}.{i}") for i, client in enumerate(clients)))
         assert {reply.status for reply in replies} == {200}
     assert set(most.values()) == {2}
-    assert in_flight(workers) == 0
+    await until(lambda: in_flight(workers) == 0)
 
 
 async def test_the_limits_on_waiting_requests_and_connections_are_those_of_all(
@@ -219,6 +219,34 @@ async def test_the_limits_on_waiting_requests_and_connections_are_those_of_all(
         refusals += (await client.head())[1].count(("connection", "close"))
     assert refusals >= 4
     await counted(workers, "warmroute_connections_refused_total", 4)
+
+
+async def test_what_a_tenant_may_use_is_counted_over_all_workers(
+    backends: list[Scripted], start_workers: StartWorkers, stack: AsyncExitStack, held: Held
+) -> None:
+    listen = {
+        "port": 0,
+        "admin_port": 0,
+        "workers": WORKERS,
+        "keys": [{"key": "of-one", "tenant": "one"}, {"key": "of-two", "tenant": "two"}],
+    }
+    tenants = {"one": {"in_flight": 5}, "two": {"rate": 0.01, "burst": 7}}
+    workers = await start_workers(backends, listen=listen, tenants=tenants, limits={"shutdown": "1s"})
+    statuses = {}
+    for tenant in ("one", "two"):
+        clients = await connections(stack, workers)
+        for client in clients:
+            client.post({"model": "m", "stream": True, "messages": []}, {"authorization": f"Bearer of-{tenant}"})
+            if tenant == "two":  # one after the other: what comes at once may pass too soon
+                assert (await client.head())[0] in (200, 429)
+        limited = {"one": 5, "two": 7}[tenant]
+        await counted(workers, "warmroute_tenant_refused_total", MANY - limited, tenant=tenant)
+        statuses[tenant] = clients
+    assert in_flight(workers) == 12
+    held.go_on.set()
+    for client in statuses["two"]:
+        client.writer.close()
+    await until(lambda: in_flight(workers) == 0)
 
 
 # One truth

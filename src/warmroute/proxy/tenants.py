@@ -162,10 +162,13 @@ class Tenants:
         """These tenants there are from now on; those that are gone are forgotten once nobody refers to them."""
         for name, wanted in limits.items():
             if name not in self._known:
-                self._known[name] = Tenant(name, self._clock, expiry=self._expiry, unproven=self._unproven)
+                self._known[name] = self._new(name)
             self._known[name].limits = wanted
         for name in self._known.keys() - limits.keys():
             del self._known[name]
+
+    def _new(self, name: str) -> Tenant:
+        return Tenant(name, self._clock, expiry=self._expiry, unproven=self._unproven)
 
     def get(self, name: str) -> Tenant:
         """The tenant of this name; `one` where there are no tenants."""

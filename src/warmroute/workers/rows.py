@@ -35,6 +35,7 @@ class Cell(IntEnum):
     BOUND = 5  # of a worker: new sessions told to the supervisor; in `applied`: those that it knows of
     BOUND_SIZE = 6  # the size of their prompts
     SESSIONS = 7  # of the supervisor: live sessions
+    DUE = 9  # of a tenant: when its next request is due
     SIZE = 8  # of the supervisor: the size of the prompts with which they came
 
 
@@ -76,6 +77,14 @@ class Rows:
     def put(self, slot: int, cell: Cell, value: int) -> None:
         """Set a number of this process."""
         self.own[_HEAD + slot * _SLOT + cell] = value
+
+    def due(self, slot: int) -> int:
+        """When the next request of a tenant is due, in microseconds. The one number that all workers write."""
+        return self.cells[0][_HEAD + slot * _SLOT + Cell.DUE]
+
+    def set_due(self, slot: int, at: int) -> None:
+        """Put that off."""
+        self.cells[0][_HEAD + slot * _SLOT + Cell.DUE] = at
 
     def sessions(self, slot: int) -> int:
         """Live sessions of a slot: those that the supervisor knows, and those that workers have just told it of."""

@@ -20,6 +20,10 @@ class _Key(NamedTuple):
     engine: str | None
 
 
+_TENANT = "tenant:"
+"""In place of a URL in the keys of tenants."""
+
+
 class Shown:
     """Gives out slots, makes views of the backends, and keeps their numbers up to date."""
 
@@ -39,6 +43,10 @@ class Shown:
         """The backends as they are now, for the workers."""
         self._take_back()
         return tuple(view(state, self._slot(state, None), self._engines(state)) for state in self._states())
+
+    def tenants(self, names: Iterable[str]) -> dict[str, int]:
+        """The slot of each of these tenants; those of others stay theirs."""
+        return {name: self._give(_Key(name, _TENANT, None)) for name in names}
 
     def refresh(self) -> None:
         """Read what runs in all workers, and tell them how many sessions there are."""
@@ -66,7 +74,7 @@ class Shown:
         """A worker is dead: nothing is in flight there any more. Returns how many requests were."""
         lost = 0
         for key, slot in self._given.items():
-            if key.engine is None:
+            if key.engine is None and key.url != _TENANT:
                 lost += self._rows.of(worker, slot, Cell.IN_FLIGHT)
                 self._requests_before[slot] = self._requests_before.get(slot, 0) - self._rows.of(
                     worker, slot, Cell.REQUESTS
@@ -82,7 +90,9 @@ class Shown:
         return [(e.engine, self._slot(state, e.engine)) for e in state.engines] if len(state.engines) > 1 else []
 
     def _slot(self, state: BackendState, engine: str | None) -> int:
-        key = _Key(state.name, state.spec.url, engine)
+        return self._give(_Key(state.name, state.spec.url, engine))
+
+    def _give(self, key: _Key) -> int:
         slot = self._given.get(key)
         if slot is None:
             slot = self._free.pop() if self._free else 0
@@ -94,7 +104,7 @@ class Shown:
         """Backends that went leave their slots once nothing runs there any more."""
         here = {(state.name, state.spec.url) for state in self._states()}
         for key, slot in list(self._given.items()):
-            if key[:2] not in here and not self._rows.sum(slot, Cell.IN_FLIGHT):
+            if key.url != _TENANT and key[:2] not in here and not self._rows.sum(slot, Cell.IN_FLIGHT):
                 del self._given[key]
                 self._free.append(slot)
 

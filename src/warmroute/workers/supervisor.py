@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
-from .. import keeping, listeners
+from .. import keeping, listeners, settings
 from ..app import Router
 from ..config import Certificates, Config, StoreConfig
 from ..core.headers import Headers
@@ -183,7 +183,10 @@ class Supervisor(Router):
     def _start_of(self, number: int) -> Start:
         config = self._for_workers(self.config)
         secret, workers = self._kept.secret, config.listen.workers
-        return Start(config, secret, number, workers, self._specs, self._views, self._version)
+        return Start(config, secret, number, workers, self._specs, self._views, self._version, self._tenants())
+
+    def _tenants(self) -> dict[str, int]:
+        return self._shown.tenants(settings.tenants(self.config))
 
     def _for_workers(self, config: Config) -> Config:
         """A configuration with the store that the workers share where it names none."""
@@ -266,7 +269,7 @@ class Supervisor(Router):
         changes = await super()._put_in_force(config, certificates)
         self._specs = self._wanted()
         if self._crew is not None:
-            self._crew.tell("configure", self._for_workers(config), self._specs)
+            self._crew.tell("configure", self._for_workers(config), self._specs, self._tenants())
         self._publish()
         return changes
 

@@ -23,6 +23,7 @@ from ..tuning import quiet_libraries, raise_descriptor_limit, settle_memory
 from .messages import Channel, Message, open_channel
 from .replica import Replica
 from .rows import Cell, Head, Rows
+from .shares import SharedTenants
 from .views import Slots, View
 from .voice import SOON, Last, ToldLedger, ToldPins, settled
 from .waiting import SharedDoor, SharedQueue
@@ -42,6 +43,7 @@ class Start:
     specs: tuple[BackendSpec, ...]
     views: tuple[View, ...]
     version: int
+    tenants: dict[str, int]
 
 
 class Told(Membership):
@@ -89,6 +91,9 @@ class Worker(Router):
         affinity, queue, truth = self.config.affinity, self.config.queue, self.config.truth
         last = Recent[Last](self._clock, expiry=affinity.idle_expiry, limit=truth.max_conversations)
         kept.secret = self._start.secret
+        kept.tenants = self._tenants = SharedTenants(
+            rows, self._start.tenants, self._clock, expiry=affinity.idle_expiry, unproven=affinity.unproven_expiry
+        )
         kept.ledger = ToldLedger(tell, self._clock, last, kept.ledger)
         kept.queue = SharedQueue(rows, self._has_place, length=queue.length, timeout=queue.timeout)
         return kept
@@ -180,8 +185,9 @@ class Worker(Router):
     def _available(self) -> set[str]:
         return {name for name, state in self.registry.backends.items() if state.available}
 
-    async def configure(self, config: Config, specs: tuple[BackendSpec, ...]) -> None:
+    async def configure(self, config: Config, specs: tuple[BackendSpec, ...], tenants: dict[str, int]) -> None:
         """Put another configuration in force, which the supervisor has found good."""
+        self._tenants.slots = tenants
         self._membership.specs = specs
         await self._put_in_force(*await asyncio.to_thread(with_certificates, lambda: config, self._certificates))
         self.take_views(*self._views)
