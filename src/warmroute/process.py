@@ -24,7 +24,7 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
     from a keyboard, where somebody waits.
     """
     raise_descriptor_limit()
-    router = _kind(config)(config, log_stream, read)
+    router = kind_for(config)(config, log_stream, read)
     end = _listen_to_signals(router)
     notifier = Notifier.of_this_process(time.monotonic)
     router.on_reload = notifier.reloading
@@ -53,7 +53,7 @@ async def serve(config: Config, log_stream: BackgroundWriter, read: Callable[[],
                 await router.pre_drain()
 
 
-def _kind(config: Config) -> type[Router]:
+def kind_for(config: Config) -> type[Router]:
     """What several processes need is loaded only for them."""
     if config.listen.workers == 1:
         return Router

@@ -632,8 +632,8 @@ async def test_a_port_in_use_is_told_though_sockets_are_shared(backends: list[Sc
 
 def test_one_worker_is_a_router_without_any_of_it() -> None:
     code = (
-        "import sys; from warmroute.process import _kind; from warmroute.config import Config;"
-        " kind = _kind(Config.from_urls(['http://a']));"
+        "import sys; from warmroute.process import kind_for; from warmroute.config import Config;"
+        " kind = kind_for(Config.from_urls(['http://a']));"
         " sys.exit(kind.__name__ != 'Router' or any('workers' in name for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,6 +14,7 @@ import yaml
 
 from warmroute.app import Router
 from warmroute.config import load
+from warmroute.process import kind_for
 
 from ...authority import Authority, Files
 from ..conftest import FAST, until, up
@@ -60,7 +61,7 @@ async def start_secure(
         whole = {**FAST, **sections, "listen": listen, "backends": [b.url for b in backends]}
         file.write_text(yaml.safe_dump(whole))
         read = partial(load, file, environment={})
-        router = await stack.enter_async_context(Router(read(), read=read))
+        router = await stack.enter_async_context(kind_for(read())(read(), read=read))
         await until(lambda: up(router) == len(backends) and all(b.models for b in router.registry.backends.values()))
         return Secure(router, authority, files, file, whole)
 

@@ -187,6 +187,25 @@ async def test_a_renewed_certificate_is_shown_after_a_reload_and_drops_nobody(
     assert secure.router.counters.handshakes_failed == 0
 
 
+async def test_several_processes_speak_tls_and_show_the_new_certificate(start_secure: StartSecure) -> None:
+    secure = await start_secure(listen={"workers": 2})
+
+    async def shown() -> set[str]:
+        """By how many certificates some dozen connections, of which each process has some, are answered."""
+        found = set()
+        for number in range(24):
+            async with await secure.connect() as client:
+                assert (await client.chat(f"s{number}")).status == 200
+                found.add(serial(client))
+        return found
+
+    (before,) = await shown()
+    secure.authority.issue("127.0.0.1", "localhost")
+    assert (await reload(secure.router)).status_code == 200
+    assert await shown() & {before} == set()
+    assert len(await shown()) == 1
+
+
 async def test_a_renewed_certificate_under_other_names_and_for_who_names_nobody(secure: Secure) -> None:
     files = secure.authority.issue("127.0.0.1", "localhost", file="renewed")
     secure.write(cert=files.cert, cert_key=files.key)
