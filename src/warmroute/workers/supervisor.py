@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields
 from typing import Any
@@ -143,6 +144,7 @@ class Supervisor(Router):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._crew is not None:
             await self._crew.stop(0.0)
+        os.close(self._rows_fd)
         if self._valkey is not None:
             await self._valkey.close()
         await self._http.aclose()
@@ -156,6 +158,7 @@ class Supervisor(Router):
         for server in self._servers:
             server.should_exit = True
         await asyncio.gather(*self._serving)
+        os.close(self._rows_fd)
         if self._valkey is not None:
             self._store_keeper.cancel()
             await self._valkey.close()
