@@ -2,11 +2,11 @@
 
     python -m tests.bench.workers [--workers 2] [--rounds 3] [--seconds 6] [--connections 64] [--size 8192] [--json OUT]
 
-The router may use as many CPUs as it has workers. Load and backends have CPUs of their own where the machine has more, and
-share those of the router where it has not: then requests/s say what is left beside the load, and not what the router can.
-What it can is told by its CPU time: N CPUs serve N times as much as one where a request costs no more, and no process has more
-to do than others. Rounds go over both in turn; medians are shown. Needs taskset and setpriv (util-linux). `--quick` takes
-seconds, and only shows that everything works.
+One worker and many may use the same CPUs, as many as there are workers at most. Load and backends have CPUs of their own
+where the machine has more, and share those of the router where it has not: then requests/s say what is left beside the load,
+and not what the router can. What it can is told by its CPU time: N CPUs serve N times as much as one where a request costs no
+more, and no process has more to do than others. Rounds go over both in turn; medians are shown. Needs taskset and setpriv
+(util-linux). `--quick` takes seconds, and only shows that everything works.
 """
 
 import argparse
@@ -80,10 +80,9 @@ def requests_counted(admin: int) -> float:
 
 
 def one_pass(
-    workers: int, backends: Sequence[int], scenario: Scenario, extent: Extent, scratch: Path
+    workers: int, places: Places, backends: Sequence[int], scenario: Scenario, extent: Extent, scratch: Path
 ) -> dict[str, float]:
     """One scenario at a fresh router. Raises BenchError."""
-    places = Places.of(workers)
     port, admin = free_port(), free_port()
     log = scratch / f"{workers}.log"
     urls = [f"http://127.0.0.1:{backend}" for backend in backends]
@@ -136,14 +135,14 @@ def measure(given: argparse.Namespace) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         command = module("backend", "--listeners", _LISTENERS)
-        load = Places.of(given.workers).load
-        with running(command, load, scratch / "backend.log", pipe=True) as backend:
+        places = Places.of(given.workers)
+        with running(command, places.load, scratch / "backend.log", pipe=True) as backend:
             assert backend.stdout is not None
             ports: list[int] = json.loads(backend.stdout.readline())["ports"]
             for number in range(extent.rounds):
                 for workers in sorted(rounds, key=int, reverse=bool(number % 2)):
                     print(f"round {number + 1}, {workers} workers", file=sys.stderr, flush=True)
-                    rounds[workers].append(one_pass(int(workers), ports, scenario, extent, scratch))
+                    rounds[workers].append(one_pass(int(workers), places, ports, scenario, extent, scratch))
     return {
         workers: {name: median(one[name] for one in passes if name in one) for name in passes[0]}
         for workers, passes in rounds.items()
