@@ -390,7 +390,7 @@ async def test_it_is_counted_logged_and_the_usage_is_the_whole_answer_s(routed: 
     assert (record.usage.prompt, record.usage.completion) == (len(PROMPT), len(WORDS) + 1)
     assert [name for name, _ in record.failures] == [model.served[0]]
     async with await RawClient.connect(routed.admin_url) as admin:
-        admin.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+        admin.send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
         text = (await admin.reply("GET")).body.decode()
     assert 'warmroute_broken_streams_total{outcome="resumed"} 1.0' in text
 

@@ -119,7 +119,7 @@ async def refused(url: str) -> bool:
     host, port = url.removeprefix("http://").split(":")
     try:
         _, writer = await asyncio.open_connection(host, int(port))
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # the latter where the listener closes at that moment
         return True
     writer.close()
     return False

@@ -202,7 +202,11 @@ async def test_several_processes_speak_tls_and_show_the_new_certificate(start_se
     (before,) = await shown()
     secure.authority.issue("127.0.0.1", "localhost")
     assert (await reload(secure.router)).status_code == 200
-    assert await shown() & {before} == set()
+    async with asyncio.timeout(
+        20
+    ):  # a busy machine may need longer than the answer to a reload waits for all processes
+        while before in await shown():
+            await asyncio.sleep(0.1)
     assert len(await shown()) == 1
 
 
