@@ -4,10 +4,10 @@ from collections.abc import Callable, Coroutine, MutableMapping
 from types import TracebackType
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ..core.headers import Headers
-from .server import CYCLE, EXTENSION, DataProtocol
+from .server import EXTENSION, DataProtocol
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, MutableMapping[str, Any]]]
@@ -31,9 +31,8 @@ class Client:
     )
 
     def __init__(self, scope: Scope) -> None:
-        extensions = scope["extensions"]
-        self.connection: DataProtocol = extensions[EXTENSION]
-        self._cycle: RequestResponseCycle = extensions[CYCLE]
+        self.connection: DataProtocol = scope["extensions"][EXTENSION]
+        self._cycle = self.connection.running
         self._flow = self.connection.flow
         self._scope = scope
         self._on_gone: Callable[[], None] | None = None

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..core import routes
 from ..core.headers import Headers
@@ -22,9 +22,8 @@ from .refusals import UNKNOWN, Refusals
 from .taking import taken
 from .wire import Wire
 
-EXTENSION, CYCLE = "warmroute.connection", "warmroute.cycle"
-"""The keys of the ASGI scope's extensions under which the application finds its connection, and uvicorn's own state of this
-request, of which several may wait on one connection."""
+EXTENSION = "warmroute.connection"
+"""The key of the ASGI scope's extensions under which the application finds its connection."""
 
 _HEAD_LIMIT = 64 << 10
 """Bytes of a request's line and headers, and of what surrounds the parts of a chunked body."""
@@ -56,6 +55,7 @@ class DataProtocol(HttpToolsProtocol):
     """
 
     url = b""
+    running: RequestResponseCycle
     mark: Mark | None = None
     handshake: Guest | None = None
     broken: RouterError | None = None
@@ -165,6 +165,11 @@ class DataProtocol(HttpToolsProtocol):
         elif self._refusal is not None:
             self._answer(self._refusal)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """`running` is the request that the application is called for: not in its scope, which it holds itself."""
+        self.running = cycle
+        super()._start_asgi_task(cycle, app)
+
     # What the door calls
 
     def waiting(self) -> Waiting | None:
@@ -229,8 +234,6 @@ class DataProtocol(HttpToolsProtocol):
             if self._refusal is not None:
                 raise _Refused
             super().on_headers_complete()
-            extensions: dict[str, Any] = self.scope["extensions"]
-            extensions[CYCLE] = self.cycle
         self._at, self._head_bytes, self._framing_bytes = _BODY, 0, 0
 
     def on_body(self, body: bytes) -> None:
