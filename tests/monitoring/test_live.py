@@ -38,6 +38,7 @@ ONE_ROUTER = "the demo's router shares its conversations with no other"
 NO_TIER = "the simulated servers have no tier behind their caches"
 LISTED = "the demo's servers are listed, and nothing looks for others"
 PATIENT = "the demo's clients keep nobody waiting"
+ONE_PROCESS = "the demo's data port is served by one process"
 NOT_THERE = {
     "warmroute_retries_total": NOTHING_FAILS,
     'warmroute_requests_total{job=~".*",instance=~".*",backend=~".*",backend!="",code=~"5.."}': NOTHING_FAILS,
@@ -49,6 +50,7 @@ NOT_THERE = {
     "warmroute_discovery_up": LISTED,
     "warmroute_backend_external_prefix_cache_hit_ratio": NO_TIER,
     "warmroute_client_timeouts_total": PATIENT,
+    "warmroute_worker_restarts_total": ONE_PROCESS,
 }
 """Selectors, or metrics as a whole, of which a healthy demo has no series, and why."""
 
