@@ -97,6 +97,8 @@ BAD: dict[str, list[str]] = {
     "unknown-key": ["{file}:4: unknown key 'listen.prot'; did you mean 'port'?"],
     "unknown-key-like-none": ["{file}:3: unknown key 'log.zzzz'; known here are format"],
     "unknown-key-of-a-backend": ["{file}:4: unknown key 'backends.1.wieght'; did you mean 'weight'?"],
+    "unknown-key-of-a-client-key": ["{file}:5: unknown key 'listen.keys.0.tennant'; did you mean 'tenant'?"],
+    "unknown-key-of-a-tenant": ["{file}:4: unknown key 'tenants.red.rates'; did you mean 'rate'?"],
     "unknown-section": ["{file}:2: unknown key 'helth'; did you mean 'health'?"],
     "vllm-series-unknown": ["{file}:3: metrics.vllm_series: expected 'all', 'none' or a list of names"],
     "weight-too-large": ["{file}:4: backends.1.weight: Input should be less than or equal to 10"],

@@ -5,12 +5,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from .backends import BackendConfig
 from .schema import Config
 
 ENV_PREFIX = "WARMROUTE_"
@@ -216,10 +215,20 @@ def _explain(fault: Mapping[str, Any], origin: _Origin) -> str:
 
 def _nearest(path: KeyPath) -> str:
     """The key that was probably meant, or those that exist."""
-    model: Any = Config
-    for part in path[:-1]:
-        if not isinstance(part, int):
-            model = BackendConfig if part == "backends" else model.model_fields[part].annotation
-    names = list(model.model_fields)
+    names = list(_section(path[:-1]).model_fields)
     close = difflib.get_close_matches(str(path[-1]), names, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known here are {', '.join(names)}"
+
+
+def _section(path: KeyPath) -> type[BaseModel]:
+    """The keys that may stand at a path, which goes through sections, lists of them and sections by name."""
+    found: Any = Config
+    for part in path:
+        if get_origin(found) is tuple:
+            found = get_args(found)[0]
+        elif get_origin(found) is dict:
+            found = get_args(found)[1]
+        else:
+            found = found.model_fields[part].annotation
+    section: type[BaseModel] = found
+    return section
