@@ -1,6 +1,6 @@
 """Whom to ask: the pin if it holds, else the first backend in ring order that is under its bound."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import NamedTuple
@@ -221,20 +221,17 @@ def _near(candidates: list[Candidate], near: Near, key: bytes, bounds: Bounds, s
     A history is followed whatever runs there. Near a parent only requests in flight count, since its sub-agents come at
     once and are gone soon; a known head is not worth more than some sessions above the share.
     """
-    weight = sum(b.weight for b in candidates)
-    sessions, in_flight = sum(b.sessions for b in candidates) + 1, sum(b.in_flight for b in candidates) + 1
-    by_name, small = {b.name: b for b in candidates}, _under_size(candidates, bounds, size)
+    share, by_name = _share_of(candidates, size), {b.name: b for b in candidates}
     if near.reason is Reason.HEAD and len({place.backend for place in near.places} & by_name.keys()) == len(by_name):
         return None  # known everywhere
     for place in near.places:
         backend = by_name.get(place.backend)
         if backend is None:
             continue
-        share = backend.weight / weight
-        most = max(bounds.near_in_flight, _limit(in_flight * share, bounds.in_flight))
+        most = max(bounds.near_in_flight, _limit(share.in_flight * backend.weight, bounds.in_flight))
         crowded = near.reason is not Reason.HISTORY and backend.in_flight + 1 > most
-        allowed = _limit(sessions * share, bounds.sessions, bounds.even) + bounds.near_sessions
-        if near.reason is Reason.HEAD and (backend.sessions + 1 > allowed or not small(backend)):
+        allowed = _limit(share.sessions * backend.weight, bounds.sessions, bounds.even) + bounds.near_sessions
+        if near.reason is Reason.HEAD and (backend.sessions + 1 > allowed or not _small(backend, share, bounds, size)):
             crowded = True
         if not crowded:
             engine = place.engine if _has_engine(backend, place.engine) else pick_engine(backend, key)
@@ -268,42 +265,73 @@ def _ordered(ring: Ring, candidates: Iterable[Candidate], key: bytes) -> Iterato
 
 
 def _least_loaded(ring: Ring, candidates: list[Candidate], key: bytes) -> Candidate:
-    least = min(b.in_flight / b.weight for b in candidates)
-    return next(_ordered(ring, (b for b in candidates if b.in_flight / b.weight == least), key))
+    loads = [b.in_flight / b.weight for b in candidates]
+    least = min(loads)
+    return next(_ordered(ring, [b for b, load in zip(candidates, loads, strict=True) if load == least], key))
+
+
+class _Share(NamedTuple):
+    """What falls to a backend of weight 1 once a session is placed: sessions, requests in flight, KiB of prompts."""
+
+    sessions: float
+    in_flight: float
+    size: float
+
+
+def _share_of(candidates: list[Candidate], size: int) -> _Share:
+    weight, sessions, in_flight = 0.0, 1, 1
+    for b in candidates:
+        weight += b.weight
+        sessions += b.sessions
+        in_flight += b.in_flight
+        size += b.size
+    return _Share(sessions / weight, in_flight / weight, size / weight)
+
+
+def _small(backend: Candidate, share: _Share, bounds: Bounds, size: int) -> bool:
+    """Whether a backend may take a prompt of this size by what its sessions came with; the one with the least may."""
+    even = share.size * backend.weight
+    return backend.size + size <= max(bounds.size * even, even + size)
 
 
 def _place(
     ring: Ring, candidates: list[Candidate], key: bytes, bounds: Bounds, size: int
 ) -> tuple[Candidate, Candidate]:
-    """The key's home among the candidates, and the first in ring order that is under both bounds.
+    """The key's home among the candidates, and the first in ring order that is under all bounds.
 
-    The bounds count the session being placed, so one candidate always passes the first; where none passes both, the one
-    with the fewest requests in flight among those that pass the first is taken, unless so much runs there that it may be
-    stuck: then one of the others that is hardly above its share.
+    The bounds count the session being placed, so one candidate always passes the first.
     """
-    weight = sum(b.weight for b in candidates)
-    sessions = (sum(b.sessions for b in candidates) + 1) / weight
-    in_flight = (sum(b.in_flight for b in candidates) + 1) / weight
+    share, home = _share_of(candidates, size), None
+    for b in _ordered(ring, candidates, key):
+        home = home or b
+        if (
+            b.sessions + 1 <= _limit(share.sessions * b.weight, bounds.sessions, bounds.even)
+            and b.in_flight + 1 <= _limit(share.in_flight * b.weight, bounds.in_flight)
+            and _small(b, share, bounds, size)
+        ):
+            return home, b
     ordered = list(_ordered(ring, candidates, key))
-    most = {b.name: _limit(sessions * b.weight, bounds.sessions, bounds.even) for b in ordered}
+    return ordered[0], _place_in_a_crowd(ordered, share, bounds, size)
+
+
+def _place_in_a_crowd(ordered: list[Candidate], share: _Share, bounds: Bounds, size: int) -> Candidate:
+    """Where none passes all bounds, the size gives way first.
+
+    Then the one with the fewest requests in flight among those under the bound of sessions is taken, unless so much runs
+    there that it may be stuck: then one of the others that is hardly above its share.
+    """
+    most = {b.name: _limit(share.sessions * b.weight, bounds.sessions, bounds.even) for b in ordered}
     under = [b for b in ordered if b.sessions + 1 <= most[b.name]]
-    small = _under_size(candidates, bounds, size)
-    under = [b for b in under if small(b)] or under
+    under = [b for b in under if _small(b, share, bounds, size)] or under
     for backend in under:
-        if backend.in_flight + 1 <= _limit(in_flight * backend.weight, bounds.in_flight):
-            return ordered[0], backend
-    stuck = {b.name for b in ordered if b.in_flight >= max(_STUCK, _STUCK_TIMES * in_flight * b.weight)}
+        if backend.in_flight + 1 <= _limit(share.in_flight * backend.weight, bounds.in_flight):
+            return backend
+    stuck = {b.name for b in ordered if b.in_flight >= max(_STUCK, _STUCK_TIMES * share.in_flight * b.weight)}
     if all(b.name in stuck for b in under):
         near = [b for b in ordered if b.name not in stuck and b.sessions < most[b.name] + bounds.near_sessions]
         if near:
-            return ordered[0], min(near, key=lambda b: b.sessions / b.weight)
-    return ordered[0], min(under, key=lambda b: b.in_flight / b.weight)
-
-
-def _under_size(candidates: list[Candidate], bounds: Bounds, size: int) -> Callable[[Candidate], bool]:
-    """Tells whether a backend may take a prompt of this size by what its sessions came with; the one with the least may."""
-    each = (sum(b.size for b in candidates) + size) / sum(b.weight for b in candidates)
-    return lambda b: b.size + size <= max(bounds.size * each * b.weight, each * b.weight + size)
+            return min(near, key=lambda b: b.sessions / b.weight)
+    return min(under, key=lambda b: b.in_flight / b.weight)
 
 
 def _limit(share: float, factor: float, even: int = 0) -> int:
