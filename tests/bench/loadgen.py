@@ -1,6 +1,6 @@
 """Load over kept-alive connections, each sending its next request when the last one is answered, and what came back.
 
-    python -m tests.bench.loadgen json|stream PORT --body FILE --connections 64 --seconds 4 [--tokens 100]
+    python -m tests.bench.loadgen json|stream PORT --body FILE --connections 64 --seconds 4 [--tokens 100] [--sessions 100]
 
 Prints one line of JSON. Every answer is checked: its status, and of a stream that each of its events came, in whole.
 """
@@ -9,7 +9,9 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from statistics import quantiles
 from typing import cast
@@ -21,6 +23,9 @@ from .backend import EVENTS_BESIDE_TOKENS
 
 SESSIONS = 100
 """Conversations that requests belong to, in turn."""
+
+OWN = b"0" * 19
+"""In a body: where the number of the session goes, so that conversations have nothing in common from there on."""
 
 _RAMP_S = 0.2
 """Seconds over which connections begin, so that streams do not all send in the same moment."""
@@ -40,17 +45,22 @@ class Tally:
 
 @dataclass(slots=True)
 class Load:
-    """What is asked: requests ready for the wire, until `deadline` (of time.perf_counter)."""
+    """What is asked: requests by their number, until `deadline` (of time.perf_counter) or until there were `most`."""
 
-    requests: list[bytes]
+    request: Callable[[int], bytes]
     deadline: float
     events: int
+    most: float = inf
     tally: Tally = field(default_factory=Tally)
     sent: int = 0
 
     def next(self) -> bytes:
         self.sent += 1
-        return self.requests[self.sent % len(self.requests)]
+        return self.request(self.sent)
+
+    @property
+    def goes_on(self) -> bool:
+        return self.sent < self.most and time.perf_counter() < self.deadline
 
 
 class Connection(asyncio.Protocol):
@@ -91,7 +101,7 @@ class Connection(asyncio.Protocol):
             tally.events += load.events
         else:
             tally.failed += 1
-        if now < load.deadline and self._parser.should_keep_alive():
+        if load.goes_on and self._parser.should_keep_alive():
             self._ask()
         else:
             self.ended.set()
@@ -110,30 +120,42 @@ class Connection(asyncio.Protocol):
             self.ended.set()
 
 
-def requests_of(port: int, body: bytes) -> list[bytes]:
-    """The same request of each session, whole."""
+def requests_of(port: int, body: bytes, sessions: int = SESSIONS, prefix: str = "s") -> Callable[[int], bytes]:
+    """Number -> the same request of each session in turn, whole; made beforehand where the sessions are few.
+
+    A session's id is its number behind `prefix`; it stands in the body too, in place of OWN if that is there.
+    """
+    before, own, behind = body.partition(OWN)
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-        "x-session-id: s{session}\r\ncontent-length: {length}\r\n\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\ncontent-type: application/json\r\n"
+        b"x-session-id: %b%d\r\ncontent-length: %d\r\n\r\n"
     )
-    return [head.format(port=port, session=i, length=len(body)).encode() + body for i in range(SESSIONS)]
+
+    named = prefix.encode()
+
+    def request(number: int) -> bytes:
+        session = number % sessions
+        start = head % (port, named, session, len(body))
+        return b"%b%b%0*d%b" % (start, before, len(own), session, behind) if own else start + body
+
+    if sessions > SESSIONS:
+        return request
+    made = [request(number) for number in range(sessions)]
+    return lambda number: made[number % sessions]
 
 
-async def run(
-    port: int, body: bytes, connections: int, seconds: float, events: int, ramp: float = _RAMP_S
-) -> dict[str, float]:
+async def run(load: Load, port: int, connections: int, ramp: float = _RAMP_S) -> dict[str, float]:
     """Put the load on this port; the figures by name. A connection that breaks off counts as one failure and ends.
 
     `ramp` is the time in seconds over which streams begin.
     """
     started = time.perf_counter()
-    load = Load(requests_of(port, body), started + seconds, events)
     loop = asyncio.get_running_loop()
 
     async def one(number: int) -> None:
-        await asyncio.sleep(ramp * number / connections if events else 0.0)
+        await asyncio.sleep(ramp * number / connections if load.events else 0.0)
         broken = False
-        while not broken and time.perf_counter() < load.deadline:
+        while not broken and load.goes_on:
             try:
                 _, client = await loop.create_connection(lambda: Connection(load), "127.0.0.1", port)
             except OSError:
@@ -142,7 +164,7 @@ async def run(
             await client.ended.wait()
             broken = client.broken
 
-    async with asyncio.timeout(seconds + _GRACE_S), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(load.deadline - started + _GRACE_S), asyncio.TaskGroup() as group:
         for number in range(connections):
             group.create_task(one(number))
     return figures(load.tally, time.perf_counter() - started)
@@ -171,12 +193,16 @@ def main() -> None:
     parser.add_argument("--body", type=Path, required=True, help="the request's body")
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--sessions", type=int, default=SESSIONS, help="conversations that requests belong to, in turn")
+    parser.add_argument("--prefix", default="s", help="what the ids of sessions begin with")
+    parser.add_argument("--requests", type=int, help="end after so many (default: as many as there is time for)")
     parser.add_argument("--tokens", type=int, default=100, help="tokens of each stream, as the backend was told")
     parser.add_argument("--ramp", type=float, default=_RAMP_S, help="seconds over which streams begin")
     args = parser.parse_args()
     events = args.tokens + EVENTS_BESIDE_TOKENS if args.kind == "stream" else 0
-    body = args.body.read_bytes()
-    print(json.dumps(uvloop.run(run(args.port, body, args.connections, args.seconds, events, args.ramp))))
+    request = requests_of(args.port, args.body.read_bytes(), args.sessions, args.prefix)
+    load = Load(request, time.perf_counter() + args.seconds, events, args.requests or inf)
+    print(json.dumps(uvloop.run(run(load, args.port, args.connections, args.ramp))))
 
 
 if __name__ == "__main__":

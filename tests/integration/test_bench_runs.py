@@ -21,6 +21,7 @@ from tests.bench.askers import Asked, Clients, Got, Habits, Tally, explained, hi
 from tests.bench.backend import EVENTS_BESIDE_TOKENS
 from tests.bench.batching import Pace
 from tests.bench.faulty import KINDS, answer_to, follow, prompt_ids, text_of
+from tests.bench.flat import FEW, KNOWN, WIDE
 from tests.bench.micro import GROUPS
 from tests.bench.processes import ROOT, BenchError, Cpus, cpu_seconds, module, output_of, running, until_answers
 from tests.bench.rendezvous import Rendezvous
@@ -54,6 +55,19 @@ def test_crowd_opens_all_its_streams_through_every_router(tmp_path: Path) -> Non
         assert (figures["streams"] >= 90, figures["failed"]) == (True, 0)
         assert 0 < figures["first byte p50 ms"] <= figures["first byte p99 ms"]
     assert "first byte p99 ms" in page.read_text()
+
+
+def test_flat_asks_routers_that_know_and_have_more(tmp_path: Path) -> None:
+    page, out = tmp_path / "page.md", tmp_path / "out.json"
+    shutil.copy(PAGE, page)
+    done = bench("flat", "--quick", "--json", out, "--page", page)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert list(found) == [FEW, KNOWN, WIDE]
+    for figures in found.values():
+        assert len(figures) == 2
+        assert min(figures.values()) > 0
+    assert "a new conversation" in page.read_text()
 
 
 def test_workers_are_measured_beside_one(tmp_path: Path) -> None:
