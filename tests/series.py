@@ -1,6 +1,7 @@
 """The router's own metrics, all of them: what /metrics can have."""
 
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -20,6 +21,7 @@ from warmroute.pins.memory import PinTable
 from warmroute.pins.shared import SharedPins
 from warmroute.pins.store import Store
 from warmroute.recognition.memory import remember
+from warmroute.recognition.sharing import SharedMemory
 from warmroute.truth.conversations import Conversations
 from warmroute.truth.ledger import Ledger
 
@@ -38,10 +40,23 @@ def families() -> list[Metric]:
     """Those of a router of one backend that shares its pins and accounts for tokens."""
     pins = PinTable(_clock, idle_expiry=1.0, limit=1)
     registry = Registry([BackendSpec("a", "http://a")], pins, Thresholds(), 0.0)
-    memory = remember(_clock, idle_expiry=1.0, entries=1, sessions=1, backends=1)
     naming = codec.Naming("t:", codec.key_of(None, "t:"))
     store = Store(_unreached, naming, clock=_clock, deadline=1.0, identity=b"8 bytes.")
     shared = SharedPins(pins, store, naming, backends=registry.backends, clock=_clock, idle_expiry=1.0)
+
+    def tells_others(*parts: Any) -> SharedMemory:
+        return SharedMemory(
+            *parts,
+            notes=shared.notes(lifetime=1.0, responses=1.0),
+            backends=registry.backends,
+            sources=(),
+            ignored=shared.ignored,
+            clock=_clock,
+            renew_after=1.0,
+            limit=1,
+        )
+
+    memory = remember(_clock, idle_expiry=1.0, entries=1, sessions=1, backends=1, share=tells_others)
     ledger = Ledger(Conversations(1), move_cause=lambda decision, backend: "", process_of=lambda backend: 0)
     ledger.tally.tokens["a", Outcome.NEW] = 1
     residents = Residents(b"k" * 32, 1)

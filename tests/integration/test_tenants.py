@@ -121,6 +121,7 @@ async def test_what_is_in_flight_is_bounded_for_one_tenant_and_nobody_else(
     assert 'warmroute_tenant_requests_total{tenant="a"} 3.0' in page
     assert 'warmroute_tenant_refused_total{tenant="a"} 1.0' in page
     assert 'warmroute_tenant_requests_total{tenant="b"} 1.0' in page
+    assert 'warmroute_tenant_refused_total{tenant="b"} 0.0' in page
 
 
 async def test_a_rate_refuses_before_the_body_is_read(backends: list[Scripted], start_router: StartRouter) -> None:

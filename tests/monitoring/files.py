@@ -96,9 +96,10 @@ def rules() -> list[Rule]:
     ]
 
 
-def filled_in(expr: str) -> str:
-    """A query as Grafana sends it when everything is chosen."""
-    return re.sub(r"\$(\w+)", lambda found: GRAFANA_SAYS.get(found[1], ".*"), expr)
+def filled_in(expr: str, **chosen: str) -> str:
+    """A query as Grafana sends it when these are chosen, and everything of all others."""
+    said = {**GRAFANA_SAYS, **{name: re.escape(value).replace("\\", "\\\\") for name, value in chosen.items()}}
+    return re.sub(r"\$(\w+)", lambda found: said.get(found[1], ".*"), expr)
 
 
 _KEYWORDS = {"or", "and", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "group_right"}

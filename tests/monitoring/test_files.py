@@ -12,6 +12,7 @@ from config.grafana.source.__main__ import main
 
 from warmroute.config import load
 
+from ..series import names
 from .files import (
     CONFIG,
     DASHBOARDS,
@@ -54,7 +55,8 @@ LABELS = {
         "what",
         "where",
     ),
-    *("op", "result", "version", "window", "le", "engine", "model_name", "alertname", "alertstate", "severity"),
+    *("op", "of", "result", "version", "window", "le", "engine", "model_name", "tenant"),
+    *("alertname", "alertstate", "severity"),
 }
 """Every label of /metrics, and those of Prometheus."""
 ALERTS = [rule for rule in rules() if rule.alert]
@@ -87,7 +89,7 @@ def test_selectors_are_found_in_expressions() -> None:
 
 def test_dashboards_are_as_their_source_makes_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0, capsys.readouterr().out
-    assert len(DASHBOARDS) == 5
+    assert len(DASHBOARDS) == 6
 
 
 def test_each_dashboard_has_an_address_and_a_title_of_its_own() -> None:
@@ -216,6 +218,15 @@ def test_a_query_asks_for_metrics_that_there_are(asked: Asked) -> None:
     names = metric_names(asked.expr)
     assert names
     assert names - known_series() == set()
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_metric_of_the_router_is_shown_or_watched(name: str) -> None:
+    """One that no panel draws and no rule looks at is of use only to who knows of it."""
+    used = {
+        found for expr in (*(q.expr for q in queries()), *(r.expr for r in rules())) for found in metric_names(expr)
+    }
+    assert used & {name, f"{name}_bucket"}
 
 
 @each_query

@@ -1,4 +1,4 @@
-"""A real Prometheus reads a running demo; every query, rule and alert is asked of it."""
+"""A real Prometheus reads a running demo and two routers more; every query, rule and alert is asked of it."""
 
 import re
 import subprocess
@@ -30,43 +30,40 @@ from .files import (
     rules,
     selectors,
 )
+from .others import BOUNDED, BUSY, PROCESSES, Others, others
 
 pytestmark = needs_prometheus
 
-NOTHING_FAILS = "no server of the demo fails"
-ONE_ROUTER = "the demo's router shares its conversations with no other"
-NO_TIER = "the simulated servers have no tier behind their caches"
-LISTED = "the demo's servers are listed, and nothing looks for others"
-PATIENT = "the demo's clients keep nobody waiting"
-ONE_PROCESS = "the demo's data port is served by one process"
+NOTHING_FAILS = "no server fails"
+STORE_WORKS = "the store always answers, and with what can be used"
 NOT_THERE = {
     "warmroute_retries_total": NOTHING_FAILS,
     'warmroute_requests_total{job=~".*",instance=~".*",backend=~".*",backend!="",code=~"5.."}': NOTHING_FAILS,
-    "warmroute_store_up": ONE_ROUTER,
-    "warmroute_store_errors_total": ONE_ROUTER,
-    "warmroute_store_dropped_total": ONE_ROUTER,
-    "warmroute_store_ignored_total": ONE_ROUTER,
-    "warmroute_store_adopted_total": ONE_ROUTER,
-    "warmroute_discovery_up": LISTED,
-    "warmroute_backend_external_prefix_cache_hit_ratio": NO_TIER,
-    "warmroute_client_timeouts_total": PATIENT,
-    "warmroute_worker_restarts_total": ONE_PROCESS,
+    "warmroute_store_errors_total": STORE_WORKS,
+    "warmroute_store_dropped_total": STORE_WORKS,
+    "warmroute_store_ignored_total": STORE_WORKS,
 }
-"""Selectors, or metrics as a whole, of which a healthy demo has no series, and why."""
+"""Selectors, or metrics as a whole, of which healthy routers have no series, and why."""
 
 
 def excused(expr: str) -> bool:
-    """Whether a query may be empty since the demo has nothing to fill it with."""
+    """Whether a query may be empty since there is nothing to fill it with."""
     return any(selector in NOT_THERE or selector.partition("{")[0] in NOT_THERE for selector in selectors(expr))
 
 
 @dataclass(frozen=True)
 class Running:
-    """A Prometheus that reads a demo, and the demo's two addresses."""
+    """A Prometheus that reads a demo and others, and the demo's two addresses."""
 
     http: httpx.Client
     data: str
     admin: str
+    others: Others
+
+    @property
+    def demo(self) -> str:
+        """As Prometheus calls the demo's router."""
+        return instance(self.admin)
 
     def get(self, path: str, **parameters: str | list[str]) -> Any:
         """Ask Prometheus; fails with its words if it says that this cannot be answered."""
@@ -113,12 +110,16 @@ def wait_for(true: Callable[[], object], what: str, within: float = 60.0) -> Any
     pytest.fail(f"after {within:g} s: {what}")
 
 
-def configured(folder: Path, admin: str) -> Path:
-    """The shipped configuration and rules, quickened, of this router."""
+def instance(admin: str) -> str:
+    return admin.removeprefix("http://")
+
+
+def configured(folder: Path, *routers: str) -> Path:
+    """The shipped configuration and rules, quickened, of these routers."""
     config, quick = read_yaml(PROMETHEUS), read_yaml(RULES)
     (job,) = config["scrape_configs"]
     job |= {"scrape_interval": "1s", "scrape_timeout": "1s"}
-    job["static_configs"][0]["targets"] = [admin.removeprefix("http://")]
+    job["static_configs"][0]["targets"] = [instance(admin) for admin in routers]
     for group in quick["groups"]:
         group["interval"] = "1s"
     (folder / RULES.name).write_text(yaml.safe_dump(quick))
@@ -132,17 +133,19 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("prometheus")
     demo = [sys.executable, "-m", "warmroute", "demo", "--users", "6", "--backends", "2", "--duration", "300"]
     with ExitStack() as stack:
+        beside = stack.enter_context(others(folder))
         log = folder / "demo.log"
         stack.enter_context(process(demo, log))
         found = wait_for(lambda: re.findall(r"http://[\d.]+:\d+", log.read_text()), "the demo tells its addresses")
         address = f"127.0.0.1:{free_port()}"
-        words = ["prometheus", f"--config.file={configured(folder, found[0])}", f"--web.listen-address={address}"]
+        read = configured(folder, found[0], beside.kinds, beside.processes)
+        words = ["prometheus", f"--config.file={read}", f"--web.listen-address={address}"]
         words += [f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"]
         stack.enter_context(process(words, folder / "prometheus.log"))
         http = stack.enter_context(httpx.Client(base_url=f"http://{address}", timeout=30))
-        it = Running(http, data=found[1], admin=found[0])
+        it = Running(http, data=found[1], admin=found[0], others=beside)
         wait_for(lambda: http.get("/-/ready").status_code == 200, "Prometheus is ready")
-        wait_for(lambda: it.values("sum(warmroute_backend_up) == 2"), "both servers are up")
+        wait_for(lambda: it.values(f'sum(warmroute_backend_up{{instance="{it.demo}"}}) == 2'), "both servers are up")
         _trouble(it)
         yield it
 
@@ -161,7 +164,7 @@ def _trouble(it: Running) -> None:
             ask("You are a helpful assistant. ", "{{CHAT_ID}}")
         name = next(iter(http.get(f"{it.admin}/api/state").json()["backends"]))["name"]
         http.post(f"{it.admin}/api/backends/{name}/drain", json={"deadline": 0.1}).raise_for_status()
-        wait_for(lambda: it.values("sum(warmroute_session_moves_total) > 0"), "conversations move")
+        wait_for(lambda: it.values(f'sum(warmroute_session_moves_total{{instance="{it.demo}"}}) > 0'), "they move")
         http.post(f"{it.admin}/api/backends/{name}/undrain").raise_for_status()
 
 
@@ -221,7 +224,7 @@ def test_marks_of_alerts_can_be_asked_for(running: Running, path: Path) -> None:
 
 def test_what_is_shown_agrees_with_the_router(running: Running) -> None:
     """The numbers are those that the router itself tells, and shares are shares."""
-    by_title = {(q.dashboard, q.panel, q.ref): filled_in(q.expr) for q in queries()}
+    by_title = {(q.dashboard, q.panel, q.ref): filled_in(q.expr, instance=running.demo) for q in queries()}
 
     def sessions() -> bool:
         state = httpx.get(f"{running.admin}/api/state").json()
@@ -242,6 +245,35 @@ def test_what_is_shown_agrees_with_the_router(running: Running) -> None:
     rate = by_title["warmroute", "Hit rate (5 min)", "A"]
     wait_for(alike, "the servers' counters and their answers tell the same")
     assert running.values(by_title["warmroute", "Alerts", "A"]) == [0.0]
+
+
+def test_what_is_shown_of_the_others_is_so(running: Running) -> None:
+    others = running.others
+
+    def shown(dashboard: str, panel: str, ref: str = "A", *, admin: str = others.kinds, **chosen: str) -> list[float]:
+        (expr,) = [q.expr for q in queries() if (q.dashboard, q.panel, q.ref) == (dashboard, panel, ref)]
+        return running.values(filled_in(expr, instance=instance(admin), **chosen))
+
+    backends, router, tenants = "warmroute-backends", "warmroute-router", "warmroute-tenants"
+    (left,) = shown(backends, "Drains: time left")
+    assert 0 < left < 600
+    state = "Stalled, draining and asleep"
+    assert [shown(backends, state, ref, backend=others.drained) for ref in "ABC"] == [[0.0], [2.0], [0.0]]
+    assert [shown(backends, state, ref, backend=others.asleep) for ref in "ABC"] == [[0.0], [0.0], [3.0]]
+    assert shown(backends, "Events heard") == [1.0]
+    assert shown(backends, "Blocks known", backend=others.publishes)[0] > 1
+    found, missed = (shown(backends, "Tokens looked up in the tier behind", ref)[0] for ref in "AB")
+    assert found > 0
+    assert missed > 0
+    assert shown(router, "Discovery works") == [1.0]
+    assert sorted(shown(router, "Backends by who names them")) == [0.0, 0.0, 4.0]  # configuration, hand, file
+    assert shown(router, "Processes that serve", admin=others.processes) == [float(PROCESSES)]
+    assert shown(router, "Store", admin=others.processes) == [1.0]
+    assert shown(tenants, "Tenants that asked") == [2.0]
+    assert shown(tenants, "Refused", tenant=BUSY) == [0.0]
+    assert 0 < shown(tenants, "Refused", tenant=BOUNDED)[0] < 1
+    (cached,) = shown(tenants, "Cached", tenant=BUSY)
+    assert 0.2 < cached < 1
 
 
 def test_every_exception_is_one() -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from .fleet import backends, fleet
-from .panels import SOURCE, TAG, Grid, Json
+from .backends import backends
+from .fleet import fleet
+from .panels import ROUTER, SOURCE, TAG, Grid, Json
 from .router import router
 from .sessions import sessions
+from .tenants import tenants
 from .tokens import tokens_page
 
 FOLDER = Path(__file__).parent.parent / "dashboards"
@@ -17,14 +19,18 @@ _SCHEMA = 39
 """Of Grafana 10.4, the oldest that the pages are for; newer ones bring it up to date when they read it."""
 
 
+_HAS = {"backend": "warmroute_backend_up", "tenant": "warmroute_tenant_requests_total"}
+"""Metrics whose series have the values of a label that can be chosen."""
+
+
 class Page(NamedTuple):
-    """A dashboard. Its uid is its address, and the name of its file; `label` is of a metric that all routers have."""
+    """A dashboard. Its uid is its address, and the name of its file; `by` is a label to choose by beside the router."""
 
     uid: str
     title: str
     text: str
     fill: Callable[[Grid], None]
-    by_backend: bool = True
+    by: str | None = "backend"
 
 
 PAGES = (
@@ -43,7 +49,18 @@ PAGES = (
         sessions,
     ),
     Page(
-        "warmroute-router", "Router", "The router itself: faults, clients, configuration, shared store.", router, False
+        "warmroute-tenants",
+        "Tenants",
+        "Each tenant: what it asks for, what caches save it, and what it is refused.",
+        tenants,
+        "tenant",
+    ),
+    Page(
+        "warmroute-router",
+        "Router",
+        "The router itself: faults, clients, configuration, processes, discovery, shared store.",
+        router,
+        None,
     ),
 )
 
@@ -134,8 +151,8 @@ def _variables(page: Page) -> list[Json]:
     }
     found = [source, _variable("job", "Job", "warmroute_build_info")]
     found.append(_variable("instance", "Router", 'warmroute_build_info{job=~"$job"}'))
-    if page.by_backend:
-        found.append(_variable("backend", "Backend", 'warmroute_backend_up{job=~"$job",instance=~"$instance"}'))
+    if page.by is not None:
+        found.append(_variable(page.by, page.by.capitalize(), f"{_HAS[page.by]}{{{ROUTER}}}"))
     return found
 
 

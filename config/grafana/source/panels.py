@@ -169,12 +169,19 @@ def graph(
     )
 
 
-def states(title: str, text: str, *queries: Query, words: Mapping[int, tuple[str, str]], width: int = 12) -> Panel:
+def states(
+    title: str,
+    text: str,
+    *queries: Query,
+    words: Mapping[int, tuple[str, str]],
+    width: int = 12,
+    empty: str = "Unknown",
+) -> Panel:
     """When each series had which of a few whole values; `words` are the text and colour of each value."""
     shown = {str(value): {"text": word, "color": color, "index": i} for i, (value, (word, color)) in _numbered(words)}
     defaults: Json = {
         "mappings": [{"type": "value", "options": shown}],
-        "noValue": "Unknown",
+        "noValue": empty,
         "color": {"mode": "thresholds"},
         "thresholds": _thresholds(((None, BLUE),)),
         "custom": {"fillOpacity": 70, "lineWidth": 0},

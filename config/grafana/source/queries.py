@@ -70,8 +70,8 @@ def hit_rates() -> Panel:
     """The curve that everything is about."""
     return graph(
         "Hit rate by backend (5 min window)",
-        "Share of each server's prompt tokens of the last five minutes that its prefix cache held, by its own counters; a gap "
-        "means no prompts.",
+        "Share of each server's prompt tokens of the last five minutes that its prefix cache held, by its own "
+        "counters; a gap means no prompts.",
         Query(now("warmroute_backend_prefix_cache_hit_ratio", f'{BACKEND},window="5m"'), "{{backend}}"),
         Query(f'max(warmroute_fleet_prefix_cache_hit_ratio{{{ROUTER},window="5m"}})', "fleet"),
         unit="percentunit",
@@ -108,10 +108,22 @@ def moves() -> Panel:
     """Shown wherever somebody may ask why a conversation is somewhere else."""
     return graph(
         "Moves by reason",
-        "Conversations per minute that went on at another server, by the decision that moved them; what their prompts had "
-        "cached there is computed anew.",
+        "Conversations per minute that went on at another server, by the decision that moved them; what their prompts "
+        "had cached there is computed anew.",
         Query(f"60 * {rate('warmroute_session_moves_total', ROUTER, by='reason')}", "{{reason}}"),
         unit="opm",
         stacked=True,
         empty="No moves",
+    )
+
+
+def in_flight() -> Panel:
+    return graph(
+        "In flight by backend",
+        "Requests that the router has open at each server, and those that wait for a full one.",
+        Query(now("warmroute_requests_in_flight", over="sum"), "{{backend}}"),
+        Query(f"sum(warmroute_requests_waiting{{{ROUTER}}})", "waiting"),
+        decimals=0,
+        colors={"waiting": "red"},
+        dashed="waiting",
     )

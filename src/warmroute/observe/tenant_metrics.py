@@ -9,7 +9,7 @@ from .counters import RequestCounters
 
 
 def tenant_metrics(counters: RequestCounters) -> Iterator[Metric]:
-    """Nothing has a value where there are no tenants."""
+    """Nothing has a value where there are no tenants. Who has asked has refusals too, 0 at first: an increase has a start."""
     requests = CounterMetricFamily("warmroute_tenant_requests_total", "Requests of a tenant", labels=["tenant"])
     refused = CounterMetricFamily(
         "warmroute_tenant_refused_total",
@@ -21,9 +21,9 @@ def tenant_metrics(counters: RequestCounters) -> Iterator[Metric]:
         "Tokens of a tenant's requests as the backends told them; cached ones are part of the prompts'",
         labels=["tenant", "kind"],
     )
-    for family, counts in ((requests, counters.tenants), (refused, counters.tenants_refused)):
-        for tenant, count in counts.items():
-            family.add_metric([tenant], count)
+    for tenant, count in counters.tenants.items():
+        requests.add_metric([tenant], count)
+        refused.add_metric([tenant], counters.tenants_refused[tenant])
     for (tenant, kind), count in counters.tenants_tokens.items():
         tokens.add_metric([tenant, kind], count)
     yield from (requests, refused, tokens)
