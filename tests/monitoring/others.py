@@ -1,4 +1,4 @@
-"""Two routers that have what the demo has not: tenants, discovery, a tier, KV events, sleep, a drain; several processes."""
+"""Two routers that have what the demo has not: tenants, discovery, faults, KV events, sleep, a drain; several processes."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ import yaml
 from warmroute.sim.backend import SimBackend, SimOptions
 
 from ..integration.kv_publisher import Publisher, stored, tells_of
-from ..integration.scripted import Scripted
+from ..integration.scripted import Scripted, Talk
 from ..serving import Serving, serving, until_ready
 
 ASLEEP = """# TYPE vllm:engine_sleep_state gauge
@@ -35,8 +35,24 @@ CONFIG = {
     "log": {"format": "off"},
 }
 PROCESSES = 2
+FAULTY = "faulty"
+"""The model of servers that fail."""
 _AGAIN = 0.25
 """Seconds between two turns of everybody."""
+
+
+class Faults:
+    """Two exchanges in a row fail in two ways: a broken connection, which is tried again elsewhere, and a status of 500."""
+
+    def __init__(self) -> None:
+        self._resets = True
+
+    async def __call__(self, talk: Talk) -> None:
+        self._resets = not self._resets
+        if self._resets:
+            talk.reset()
+        else:
+            talk.json({"error": {"message": "out of memory"}}, "500 Internal Server Error")
 
 
 @dataclass(frozen=True)
@@ -80,13 +96,14 @@ async def _serve(stack: AsyncExitStack, folder: Path, ready: Future[Others], sto
     publisher = await stack.enter_async_context(Publisher())
     publishes = await stack.enter_async_context(tells_of(publisher))
     asleep = await stack.enter_async_context(Scripted(metrics=ASLEEP))
+    faulty = [await stack.enter_async_context(Scripted(Faults(), [FAULTY])) for _ in range(2)]
     listed, config = folder / "backends.json", folder / "others.yaml"
-    listed.write_text(json.dumps([used.url, drained.url, publishes.url, asleep.url]))
+    listed.write_text(json.dumps([used.url, drained.url, *(server.url for server in (publishes, asleep, *faulty))]))
     config.write_text(yaml.safe_dump(CONFIG | {"discovery": {"file": {"path": str(listed)}}}))
     quiet = subprocess.DEVNULL
     kinds = stack.enter_context(serving("--config", str(config), stderr=quiet))
     several = stack.enter_context(serving(used.url, drained.url, "--workers", str(PROCESSES), stderr=quiet))
-    await until_ready(kinds.admin, up=3)
+    await until_ready(kinds.admin, up=5)
     await until_ready(several.admin, up=2)
     http = await stack.enter_async_context(httpx.AsyncClient(timeout=30, trust_env=False))
     name = drained.url.removeprefix("http://")
@@ -115,6 +132,7 @@ async def _talk(http: httpx.AsyncClient, kinds: Serving, several: Serving, publi
         await http.post(f"{kinds.data}/v1/chat/completions", json=body, headers={"x-api-key": BOUNDED})
         async with httpx.AsyncClient(trust_env=False) as other:  # a connection of its own: whichever process gets it
             (await other.post(f"{several.data}/v1/chat/completions", json=body)).raise_for_status()
+        await http.post(f"{kinds.data}/v1/chat/completions", json=body | {"model": FAULTY}, headers={"x-api-key": BUSY})
         await publisher.publish(stored(None, turn, parent=turn - 1 or None))
         await asyncio.sleep(
             _AGAIN if turn % 8 else 1.0

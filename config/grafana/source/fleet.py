@@ -97,9 +97,11 @@ def _numbers(grid: Grid) -> None:
         ),
         stat(
             "Backends up",
-            "Servers that pass their health checks, and all that are configured.",
+            "Servers that pass their health checks, and all that are configured or found. Those that are asleep pass them "
+            "too, and get no requests until they are woken.",
             Query(f"sum({now('warmroute_backend_up')})", "up"),
             Query(f"count({now('warmroute_backend_up')})", "configured"),
+            Query(f"sum({now('warmroute_backend_sleeping')})", "asleep"),
             empty="None",
             decimals=0,
         ),
