@@ -34,19 +34,6 @@ from .others import BOUNDED, BUSY, PROCESSES, Others, others
 
 pytestmark = needs_prometheus
 
-STORE_WORKS = "the store always answers, and with what can be used"
-NOT_THERE = {
-    "warmroute_store_errors_total": STORE_WORKS,
-    "warmroute_store_dropped_total": STORE_WORKS,
-    "warmroute_store_ignored_total": STORE_WORKS,
-}
-"""Selectors, or metrics as a whole, of which these routers have no series, and why."""
-
-
-def excused(expr: str) -> bool:
-    """Whether a query may be empty since there is nothing to fill it with."""
-    return any(selector in NOT_THERE or selector.partition("{")[0] in NOT_THERE for selector in selectors(expr))
-
 
 @dataclass(frozen=True)
 class Running:
@@ -172,9 +159,6 @@ def test_a_query_is_answered(running: Running, asked: Asked) -> None:
     def values() -> list[float]:
         return running.values(expr, instant=asked.instant)
 
-    if excused(expr):
-        values()
-        return
     wait_for(values, f"no value of {expr}")
     told = set(re.findall(r"{{(\w+)}}", asked.legend))
 
@@ -190,7 +174,7 @@ def test_a_query_is_answered(running: Running, asked: Asked) -> None:
 def test_a_rule_is_evaluated(running: Running, rule: Rule) -> None:
     """What is recorded is there. An alert has nothing to say, but all that it looks at is there."""
     running.values(rule.expr)
-    there = [s for s in selectors(rule.expr) if not excused(s)] if rule.alert else [rule.expr, rule.name]
+    there = selectors(rule.expr) if rule.alert else [rule.expr, rule.name]
     for expr in there:
         wait_for(partial(running.values, expr), f"no value of {expr}")
 
@@ -275,9 +259,3 @@ def test_what_is_shown_of_the_others_is_so(running: Running) -> None:
     assert shown(tenants, refused, tenant=BOUNDED) < [1.0]
     (cached,) = shown(tenants, "Cached", tenant=BUSY)
     assert 0.2 < cached < 1
-
-
-def test_every_exception_is_one() -> None:
-    """Nothing is excused that no query asks for."""
-    used = {s for one in [*(filled_in(q.expr) for q in queries()), *(r.expr for r in rules())] for s in selectors(one)}
-    assert [name for name in NOT_THERE if name not in used | {s.partition("{")[0] for s in used}] == []

@@ -373,6 +373,15 @@ def test_what_a_dead_worker_had_counted_stays_and_what_it_held_goes() -> None:
     figures = Figures(counters)
     memory = remember(now, idle_expiry=1.0, entries=9, sessions=9, backends=2)
     assert not figures.shared.store.up
+    shared = figures.shared
+    for counted, label in (
+        (shared.store.errors, "connect"),
+        (shared.store.dropped, "place"),
+        (shared.ignored, "wrong_type"),
+        (figures.recalled, "history"),
+    ):
+        assert label in counted  # a series from the start, so that the first one is seen as an increase
+        assert not counted.total()
     for worker in (1, 2):
         holds = Holds({"history": 3}, 7, (worker == 1, "" if worker == 1 else "it hangs"), {})
         counts = {("timeout", "head"): 2, ("refused",): 1, ("errors", "place"): 4, ("adopted",): 5}

@@ -1,6 +1,7 @@
 """What is asked of a shared store and what it answers; the words that the store and its connections have in common."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -21,6 +22,19 @@ class Op(StrEnum):
     REFRESH = "refresh"
     RECALL = "recall"
     NOTE = "note"
+
+
+QUESTIONS = (Op.PLACE, Op.WITHDRAW, Op.REFRESH, Op.RECALL, Op.NOTE)
+"""What waits for its turn; the others are the connection's own."""
+IGNORED = ("unreadable", "unknown_backend", "wrong_type")
+"""Why a stored value is of no use. A closed set: it labels a metric."""
+RECALLED = ("history", "head", "response")
+"""What may be known of a turn by the store alone. A closed set: it labels a metric."""
+
+
+def none_yet(labels: Iterable[str]) -> Counter[str]:
+    """A count for each label, 0 as long as nothing has happened: of a series that begins with 1 nobody sees an increase."""
+    return Counter({str(label): 0 for label in labels})
 
 
 class Ask(NamedTuple):

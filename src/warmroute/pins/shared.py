@@ -7,12 +7,12 @@ the pin that it concerns is asked for again. While the store is down nothing is 
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Container
 
 from ..core.model import Decision, Place, Session
 from . import codec
-from .link import Answer, Op
+from .link import IGNORED, Answer, Op, none_yet
 from .memory import Pin, PinTable
 from .notes import Notes
 from .store import Flight, Store
@@ -47,7 +47,7 @@ class SharedPins:
         self._since = 0.0
         self._unsure = asyncio.Event()
         self.store = store
-        self.ignored: Counter[str] = Counter({"unreadable": 0, "unknown_backend": 0, "wrong_type": 0})
+        self.ignored = none_yet(IGNORED)
         self.adopted = 0
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ each request; and once a batch of questions is overdue, everybody who waits goes
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import count
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from . import codec
-from .link import Answer, Ask, Connect, Link, Op, Question, StoreError
+from .link import QUESTIONS, Answer, Ask, Connect, Link, Op, Question, StoreError, none_yet
 
 log = logging.getLogger("warmroute.store")
 
@@ -126,8 +126,8 @@ class Store:
         self.flights: dict[bytes, Flight] = {}
         self.up = False
         self.reason = "it has not been reached yet"
-        self.errors: Counter[str] = Counter({op.value: 0 for op in Op})
-        self.dropped: Counter[str] = Counter({op.value: 0 for op in Op if op not in (Op.CONNECT, Op.LISTEN, Op.PROBE)})
+        self.errors = none_yet(Op)
+        self.dropped = none_yet(QUESTIONS)
 
     def __repr__(self) -> str:
         state = "up" if self.up else f"down: {self.reason}"

@@ -11,6 +11,7 @@ from ..core.history import History, TextHistory
 from ..core.identity import CONTENT
 from ..core.model import Place, Session
 from ..pins import codec
+from ..pins.link import RECALLED, none_yet
 from ..pins.notes import ASKED, HEAD, HISTORY, RESPONSE, Note, Notes
 from .conversations import Conversations, Found, Match
 from .heads import SHORTEST, Heads
@@ -56,7 +57,7 @@ class SharedMemory:
         self._backends = backends
         self._sources = sources
         self._told: Recent[Place] = Recent(clock, expiry=renew_after / 2, limit=limit)
-        self.recalled: Counter[str] = Counter({"history": 0, "head": 0, "response": 0})
+        self.recalled = none_yet(RECALLED)
         self._ignored = ignored
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..observe.counters import RequestCounters
+from ..pins.link import IGNORED, QUESTIONS, RECALLED, Op, none_yet
 from ..recognition.memory import Memory
 
 Counts = Mapping[tuple[str, ...], int]
@@ -25,8 +26,8 @@ class StoreFigures:
     """The shared store as all workers use it: up if it is for each of them. `holds` has what each of them holds."""
 
     holds: Mapping[int, Holds]
-    errors: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=lambda: none_yet(Op))
+    dropped: Counter[str] = field(default_factory=lambda: none_yet(QUESTIONS))
 
     @property
     def reason(self) -> str:
@@ -43,7 +44,7 @@ class SharedFigures:
     """The same for what came of it."""
 
     store: StoreFigures
-    ignored: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=lambda: none_yet(IGNORED))
     adopted: int = 0
 
 
@@ -55,7 +56,7 @@ class Figures:
         self.shared = SharedFigures(StoreFigures(self.holds))
         self._counters = counters
         self.memory: Counter[str] = Counter()
-        self.recalled: Counter[str] = Counter()
+        self.recalled = none_yet(RECALLED)
 
     def __repr__(self) -> str:
         return f"<Figures of {len(self.holds)} workers>"
