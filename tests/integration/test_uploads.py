@@ -265,3 +265,29 @@ async def test_an_answer_that_comes_before_the_end_is_whole(router: Router, back
         reply = await replied(client)
         assert (reply.status, reply.whole, reply.header("connection")) == (200, True, "close")
     await until(lambda: in_flight(router) == 0)
+
+
+async def test_one_that_would_steer_the_servers_never_ends_at_one(router: Router, backends: list[Receiver]) -> None:
+    """In its beginning it reaches none; behind that it is cut off before the field is whole, and told 400."""
+    field = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="vllm_xargs"\r\n\r\n'.encode()
+    field += b'{"kv_transfer_params":"x"}\r\n'
+    ended = 0
+
+    async def counted(talk: Talk) -> None:
+        nonlocal ended
+        await body_of(talk)
+        ended += 1
+
+    everywhere(backends, counted)
+    for before, reached in ((0, 0), (1_000_000, 1)):
+        end = field + form(b"")
+        sound = form(bytes(before)).removesuffix(f"--{BOUNDARY}--\r\n".encode())
+        async with await RawClient.connect(router.data_url) as client:
+            client.send(head(len(sound) + len(end)) + sound)
+            if reached:
+                await until(lambda: posts(backends) == 1)
+            client.send(end)
+            reply = await replied(client)
+        assert (reply.status, b"not_for_clients" in reply.body) == (400, True)
+        assert (posts(backends), ended) == (reached, 0)
+    await until(lambda: in_flight(router) == 0)

@@ -111,8 +111,60 @@ def test_a_body_that_python_reads_and_the_router_does_not_hides_nothing(body: by
 def test_forms_and_websockets_are_left_alone() -> None:
     form = b'--b\r\n\r\n"priority"\r\n--b--'
     assert after(form, REFUSES, content_type="multipart/form-data; boundary=b") == form
+    assert after(form, DEFAULT, content_type="multipart/form-data; boundary=b; charset=UTF-8") == form
     handshake = request(b"", REFUSES, "/v1/realtime")
     REFUSES.apply(handshake)
+
+
+def passes_form(data: bytes, owned: Owned, kind: str = "multipart/form-data; boundary=b", piece: int = 1) -> bool:
+    """Whether the watch lets all of a form through that comes in pieces of so many bytes."""
+    try:
+        watch = owned.watch({b"content-type": kind.encode()})
+        for i in range(0, len(data), piece):
+            if watch is not None:
+                watch(data[i : i + piece])
+    except BodyRefused as told:
+        return told.error.status != 400
+    return True
+
+
+def form(*fields: tuple[str, str]) -> bytes:
+    parts = [f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields]
+    return "".join([*parts, "--b--\r\n"]).encode()
+
+
+@pytest.mark.parametrize("piece", [1, 2, 60, 1 << 16])
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_a_form_is_no_way_around(name: str, piece: int) -> None:
+    for written in (name, name.upper(), "".join(f"\\u{ord(c):04x}" for c in name), name.replace("_", "\\u005F")):
+        data = form(("model", "m"), ("vllm_xargs", f'{{"a":1,"{written}" : "x"}}'), ("prompt", "p" * 1000))
+        assert [passes_form(data, owned, piece=piece) for owned in (DEFAULT, REFUSES, DROPS)] == [False] * 3
+        assert passes_form(data, PASSES, piece=piece)
+
+
+@pytest.mark.parametrize("piece", [1, 1 << 16])
+def test_what_a_form_says_otherwise_passes(piece: int) -> None:
+    data = form(("vllm_xargs", '{"ngram_size":3}'), ("prompt", 'kv_transfer_params, and "priority"'), ("priority", "1"))
+    assert passes_form(data, REFUSES, piece=piece)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["multipart/form-data; boundary=b; charset=utf-7", "multipart/form-data; charset=utf-16; boundary=b",
+     "Multipart/Form-Data; boundary=b; Charset=UTF-7", "multipart/form-data; charset=utf-8; boundary=b; charset=utf-7",
+     'multipart/form-data; boundary=b; charset="utf-7"', "multipart/form-data; boundary=b; charset*=us-ascii''utf-7",
+     "multipart/form-data; boundary=b; charset=utf-8;charset=utf-7", "multipart/form-data; boundary=b; charset =utf-7"],
+)  # fmt: skip
+def test_a_form_in_another_charset_is_refused(kind: str) -> None:
+    assert not passes_form(b"", DEFAULT, kind)
+    assert passes_form(b"", PASSES, kind)
+    hidden = '{"kv_transfer_params":1}'.replace("{", "+AHs-").replace('"', "+ACI-").replace("}", "+AH0-")
+    assert "no JSON in UTF-8" in refused(form(("vllm_xargs", hidden)), DEFAULT, content_type="\xa0" + kind)
+
+
+@pytest.mark.parametrize("charset", ["", "; charset=utf-8", '; charset="UTF-8" ', ";charset=utf8; x=y"])
+def test_a_form_in_utf_8_passes(charset: str) -> None:
+    assert passes_form(form(("model", "m")), DEFAULT, f"multipart/form-data; boundary=b{charset}")
 
 
 json_values = st.recursive(

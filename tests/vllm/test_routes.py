@@ -1,4 +1,4 @@
-"""The route table of the real vLLM, everything in it that flags can switch on, against the router's allowlist."""
+"""What the real vLLM can be asked for, with everything that flags can switch on, against the allowlist; and its forms."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -17,6 +18,8 @@ from tests.integration.conftest import FAST, until
 from tests.integration.scripted import RawClient, Scripted
 from warmroute.app import Router
 from warmroute.config import Config
+from warmroute.proxy.isolation import SALT
+from warmroute.proxy.owned import KV_FIELDS, PRIORITY_FIELD
 
 MODEL_API = {
     *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses", "/v1/systemone"),
@@ -52,19 +55,25 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "QUERY")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture(scope="module")
-def table(vllm_dir: Path) -> set[tuple[str, str]]:
-    """Path and methods of every route, as the installed vLLM tells them."""
+def told(vllm_dir: Path, module: str) -> list[list[Any]]:
+    """What a module of these tests prints about the installed vLLM, a JSON value a line."""
     variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
     found = subprocess.run(
-        [vllm_dir / "venv/bin/python", Path(__file__).with_name("route_table.py")],
+        [vllm_dir / "venv/bin/python", "-m", f"tests.vllm.{module}"],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, **variables, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         timeout=300,
         check=False,
     )
     assert found.returncode == 0, found.stderr.decode()[-2000:]
-    return {(path, methods) for path, methods in map(json.loads, found.stdout.splitlines())}
+    return [json.loads(line) for line in found.stdout.splitlines() if line.startswith(b"[")]
+
+
+@pytest.fixture(scope="module")
+def table(vllm_dir: Path) -> set[tuple[str, str]]:
+    """Path and methods of every route, as the installed vLLM tells them."""
+    return {(path, methods) for path, methods in told(vllm_dir, "route_table")}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -142,3 +151,12 @@ async def test_what_vllm_tells_the_router_tells_too(router: Router) -> None:
         assert (await asked(router, "GET", path))[0] == 200
     status, headers = await asked(router, "GET", REALTIME)
     assert (status, headers["upgrade"]) == (426, "websocket")
+
+
+async def test_what_forms_can_say_to_an_engine_is_known(vllm_dir: Path) -> None:
+    """The router looks into forms for one thing alone, what steers transfers by the JSON of `vllm_xargs`."""
+    forms = dict(told(vllm_dir, "form_fields"))
+    assert forms.keys() == {"/v1/audio/transcriptions", "/v1/audio/translations"}
+    for path, fields in forms.items():
+        assert {"file", "vllm_xargs"} <= set(fields), path
+        assert not {PRIORITY_FIELD, SALT, *KV_FIELDS} & set(fields), f"vLLM takes an owned field in a form of {path}"

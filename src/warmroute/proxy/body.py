@@ -1,6 +1,6 @@
 """A client's body as it comes: whole, or its beginning and then the rest piece by piece."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from . import errors
@@ -30,8 +30,10 @@ class Incoming:
     """One request's body, read from its connection under a limit in bytes.
 
     Every method raises BodyRefused (before reading, where too great a length is announced) or ClientLeft. `ended` tells
-    whether all of it was read, `read` how many bytes were.
+    whether all of it was read, `read` how many bytes were. `watch`, where one is set, sees each piece first and may refuse it.
     """
+
+    watch: Callable[[bytes], None] | None = None
 
     def __init__(self, receive: Receive, named: Mapping[bytes, bytes], limit: int, connection: BodySource) -> None:
         announced = named.get(b"content-length")
@@ -70,6 +72,8 @@ class Incoming:
         self.read += len(part)
         if self.read > self._limit:
             raise BodyRefused(errors.body_too_large(self._limit))
+        if self.watch is not None:
+            self.watch(part)
         if not message.get("more_body", False):
             self.ended = True
         elif self._connection.broken is not None:

@@ -182,10 +182,10 @@ def not_for_clients(what: str, key: str) -> RouterError:
     )
 
 
-def not_readable() -> RouterError:
+def not_readable(what: str = "the body is no JSON in UTF-8") -> RouterError:
     return RouterError(
         Code.NOT_FOR_CLIENTS,
-        "the body is no JSON in UTF-8, so that it may hide a field that is not for clients to set here (see forward.priority,"
+        f"{what}, so that it may hide a field that is not for clients to set here (see forward.priority,"
         " forward.kv_transfer_params, isolation and tenants of the router); mend the body",
     )
 

@@ -63,7 +63,11 @@ class Intake:
         incoming: Incoming,
         tenant: Tenant,
     ) -> Taken:
-        body = await (incoming.at_least(OPENING) if is_form(named) else incoming.whole())
+        if is_form(named):
+            incoming.watch = self._owned.watch(named)
+            body = await incoming.at_least(OPENING)
+        else:
+            body = await incoming.whole()
         request = Request(str(scope["method"]), target_of(scope), route.label, headers, named, body, self._reader)
         model = self._placement.model_of(request.model)
         if model is None and not incoming.ended:

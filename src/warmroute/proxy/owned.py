@@ -10,12 +10,15 @@ from ..core.forward import Rule
 from ..core.routes import REALTIME
 from . import errors
 from .body import BodyRefused, is_form
+from .forms import FormWatch, is_written_otherwise
 from .request import Request
 
 PRIORITY_FIELD, KV_FIELDS = "priority", ("kv_transfer_params", "ec_transfer_params")
 _XARGS = "vllm_xargs"
 """vLLM takes the same from here, under the same names."""
 _PRIORITY_HEADER = b"x-vllm-priority"
+_LONGEST = 2 + 6 * max(map(len, KV_FIELDS))
+"""Bytes that a field's name can take as a JSON text: its quotes, and every letter as \\u and four digits."""
 
 
 class Forward(NamedTuple):
@@ -43,10 +46,22 @@ class Owned:
         """The fields that have to be looked for."""
         self._kv = frozenset(kv)
         self._hidden = _anywhere(self.rules)
+        self._hidden_in_forms = _anywhere(kv) if kv else None
         self._refuses_header = priority is Rule.REFUSE
 
     def __repr__(self) -> str:
         return f"<Owned {' '.join(f'{name}:{rule}' for name, rule in self.rules.items())}>"
+
+    def watch(self, named: Mapping[bytes, bytes]) -> FormWatch | None:
+        """What looks through a form while it comes; None if nothing need be looked for.
+
+        Raises BodyRefused where it could not find it. vLLM's forms have no other field of these than `vllm_xargs`.
+        """
+        if self._hidden_in_forms is None:
+            return None
+        if is_written_otherwise(named):
+            raise BodyRefused(errors.not_readable("the form is not in UTF-8"))
+        return FormWatch(self._hidden_in_forms, _LONGEST)
 
     def apply(self, request: Request) -> None:
         """Take out of a whole body what is to be dropped. Raises BodyRefused for what is to be refused."""
@@ -57,7 +72,9 @@ class Owned:
             return
         if there:
             self._take_out(request)
-        elif there is None and self._hidden.search(request.body.replace(b"\0", b"")):
+        elif there is None and (
+            is_written_otherwise(request.named) or self._hidden.search(request.body.replace(b"\0", b""))
+        ):
             raise BodyRefused(errors.not_readable())
 
     def _take_out(self, request: Request) -> None:
