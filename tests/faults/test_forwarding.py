@@ -19,6 +19,7 @@ PERSONAL = {
     "X-Forwarded-For": "192.0.2.7",
     "Forwarded": "for=192.0.2.7",
     "X-Auth-Request-Access-Token": "secret",
+    "Cookie": "token=of-the-frontend; warmroute_admin=1.2",
 }
 STEERING = {
     "X-Vllm-Priority": "-9",
@@ -31,7 +32,7 @@ STEERING = {
     "X-Original-URL": "/sleep",
     "X-HTTP-Method-Override": "DELETE",
 }
-HARMLESS = {"X-OpenWebUI-Chat-Id": "c1", "X-Session-ID": "s1", "X-Tag": "kept", "Cookie": "a=1"}
+HARMLESS = {"X-OpenWebUI-Chat-Id": "c1", "X-Session-ID": "s1", "X-Tag": "kept", "Accept": "x/y"}
 
 
 async def posted(router: Router, body: object, headers: dict[str, str]) -> Reply:
@@ -51,7 +52,7 @@ async def test_neither_person_nor_engine_is_spoken_of(router: Router, backends: 
 async def test_what_is_asked_for_travels_on(backends: list[FaultyBackend], start_router: StartRouter) -> None:
     asked = {
         "pass_headers": ["X-OpenWebUI-User-Name", "X-Forwarded-For"],
-        "drop_headers": ["Cookie"],
+        "drop_headers": ["Accept"],
         "session_id": "drop",
     }
     router = await start_router(backends, forward={**asked, "priority": "pass"})
@@ -59,7 +60,7 @@ async def test_what_is_asked_for_travels_on(backends: list[FaultyBackend], start
     (seen,) = posts(backends)
     found = [seen.header(name) for name in ("x-openwebui-user-name", "x-forwarded-for", "x-vllm-priority")]
     assert found == ["Ada", "192.0.2.7", "-9"]
-    names = ("x-openwebui-user-email", "cookie", "x-session-id", "x_session_id", "x_vllm_priority")
+    names = ("x-openwebui-user-email", "cookie", "accept", "x-session-id", "x_session_id", "x_vllm_priority")
     assert [name for name in names if seen.header(name) is not None] == []
     assert seen.body == b'{"model": "m", "priority": -1}'
 

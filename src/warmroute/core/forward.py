@@ -48,8 +48,10 @@ _ADDRESSES = (
     *("x-original-forwarded-for", "x-envoy-external-address", "x-remote-ip", "x-originating-ip", "fly-client-ip"),
     *("cf-connecting-ip", "cf-connecting-ipv6", "cf-pseudo-ipv4", "cf-ipcountry", "fastly-client-ip", "x-azure-clientip"),
 )  # fmt: skip
-PERSONAL = frozenset((*_PEOPLE, *_ADDRESSES))
-"""What frontends and proxies say of the person at the client: who it is, and from which address."""
+COOKIE = "cookie"
+"""What sites have given a browser to know it again, other services on the same host too: often as good as a password there."""
+PERSONAL = frozenset((*_PEOPLE, *_ADDRESSES, COOKIE))
+"""What frontends, proxies and browsers say of the person at the client: who it is, where it is, and its sessions."""
 _OWNED = frozenset(name.decode() for name in NEVER_SENT_ON).union(_OURS)
 
 

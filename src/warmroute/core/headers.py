@@ -25,6 +25,7 @@ NEVER_SENT_ON = _HOP_BY_HOP | {b"content-length", b"expect", b"host", b"x-data-p
 """Headers of a request that the router sets itself or has answered itself."""
 _TOLD_BY_US = frozenset({b"x-request-id", b"x-warmroute-backend", b"x-warmroute-decision", b"x-warmroute-key"})
 _NOT_PASSED_ON = _HOP_BY_HOP | _TOLD_BY_US
+_NOR_COOKIES = _NOT_PASSED_ON | {b"set-cookie"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -85,9 +86,11 @@ def request_head(
     return b"".join(parts)
 
 
-def response_headers(headers: Headers, status: int = 200) -> list[tuple[bytes, bytes]]:
+def response_headers(headers: Headers, status: int = 200, *, cookies: bool = False) -> list[tuple[bytes, bytes]]:
     """The headers of a backend's answer that go to the client; repeated ones stay repeated.
 
-    An answer that has no body by its status loses the length that it may state all the same.
+    An answer that has no body by its status loses the length that it may state all the same. Cookies are set where clients'
+    `cookies` travel on.
     """
-    return _passing(headers, _NOT_PASSED_ON if status not in (204, 304) else _NOT_PASSED_ON | {b"content-length"})
+    kept_back = _NOT_PASSED_ON if cookies else _NOR_COOKIES
+    return _passing(headers, kept_back if status not in (204, 304) else kept_back | {b"content-length"})

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from ..core.forward import COOKIE
 from ..core.headers import first_values, request_head, request_id, response_headers
 from ..core.identity import digest
 from ..core.model import Decision, Failure, Phase, Reason
@@ -88,6 +89,7 @@ class Handler:
         self._hop = hop
         self._resumer = resumer
         self._drop = drop
+        self._cookies = COOKIE.encode() not in drop
         self._body_limit = body_limit
         self._answers = Answers(registry, pools, response_headers)
         self._id_prefix = secrets.token_hex(6)
@@ -296,7 +298,7 @@ class Handler:
             self._recognizer.served(x.turn, decision)
         else:
             self._placement.withdraw(x.turn.session, decision)
-        headers = response_headers(connection.headers, connection.status)
+        headers = response_headers(connection.headers, connection.status, cookies=self._cookies)
         x.client.start(connection.status, headers + self._answers.told(record) + x.closing())
 
     async def _broke_off(self, x: InFlight, failure: Failure) -> None:
