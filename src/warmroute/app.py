@@ -255,7 +255,7 @@ class Router:
         return self._state.state()
 
     async def _explain(self, method: str, path: bytes, headers: Headers, body: bytes) -> dict[str, Any]:
-        return self._explainer.explain(method, path, headers, body)
+        return await self._explainer.explain(method, path, headers, body)
 
     # Reload
 

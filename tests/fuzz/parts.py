@@ -39,7 +39,7 @@ def parts(loop: asyncio.AbstractEventLoop) -> Parts:
         pass
 
     async def explain(method: str, path: bytes, headers: Headers, body: bytes) -> dict[str, Any]:
-        return made.explainer.explain(method, path, headers, body)
+        return await made.explainer.explain(method, path, headers, body)
 
     async def add(entry: dict[str, object]) -> dict[str, object]:
         raise MemberError(f"{settings.backend(entry).url} cannot be added here")

@@ -25,6 +25,7 @@ from warmroute.pins import codec
 
 from .conftest import FAST, StartRouter, until
 from .scripted import RawClient, Reply, Scripted, Talk, answer
+from .test_explain import explained
 from .valkey import Valkey
 
 PATIENT = {"deadline": "500ms"}
@@ -128,6 +129,33 @@ async def test_every_turn_through_either_router_goes_where_the_first_went(
     first = {f"s{i}": await home((one, two)[i % 2], f"s{i}") for i in range(20)}
     for n in range(4):
         assert {s: await home((one, two)[(n + i) % 2], s) for i, s in enumerate(first)} == first
+
+
+async def test_explain_tells_what_only_the_other_router_knows_and_remembers_nothing(
+    backends: list[Scripted], pair: StartPair, valkey: Valkey
+) -> None:
+    one, two = await pair()
+    only(one, backends[0], backends)
+    only(two, backends[1], backends)
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    new = await explained(two, body, "X-Session-ID: s1")
+    assert (new["known"], new["backend"]) == (False, backends[1].name)
+    assert await home(one, "s1") == backends[0].name
+    for _ in range(2):
+        found = await explained(two, body, "X-Session-ID: s1")
+        assert (found["known"], found["recognised"]) == (True, "another router knows it")
+        assert (found["decision"], found["backend"]) == ("pin_hit", backends[0].name)
+    assert places(two) == {}
+    for raw in (codec.value("gone", None), b"rubbish"):
+        (name,) = await valkey.pins()
+        await valkey.do("SET", name, raw)
+        found = await explained(two, body, "X-Session-ID: s1")
+        assert (found["known"], found["backend"]) == (False, backends[1].name)
+    assert errors(two) == 0
+    valkey.kill()
+    await until(lambda: not up(two))
+    found = await explained(two, body, "X-Session-ID: s1")
+    assert (found["known"], found["backend"]) == (False, backends[1].name)
 
 
 async def test_backends_in_another_order_make_no_difference(

@@ -18,6 +18,7 @@ from warmroute.pins.notes import Notes
 from .conftest import StartRouter, until
 from .scripted import RawClient, Reply, Scripted
 from .test_content import Speaker, send, told
+from .test_explain import explained
 from .test_redis_pins import PATIENT, metrics, only, up
 from .valkey import Valkey
 
@@ -99,6 +100,19 @@ async def test_a_conversation_is_known_to_the_router_that_did_not_hear_it(
             assert told(reply) == ("content", "pin_hit", backend)
     assert {backend.name: backend.posts for backend in speaking[2:]} == {speaking[2].name: []}
     assert recalled(pair[0])["history"] >= 6
+
+
+async def test_explain_asks_for_a_conversation_that_another_router_heard(
+    pair: tuple[Router, Router], speaking: list[Scripted], speaker: Speaker
+) -> None:
+    one, two = pair
+    apart(one, two, speaking)
+    chat = Chat(speaker, "question. ")
+    await chat.turn(one, "answer ", "more. ")
+    body = json.loads(request_body(speaker.shape, "", chat.entries))
+    found = await explained(two, body, path=PATHS[speaker.shape])
+    assert (found["source"], found["known"], found["decision"]) == ("content", True, "pin_hit")
+    assert (found["backend"], len(two.pins)) == (speaking[0].name, 0)
 
 
 async def test_an_edit_and_a_repetition_are_known_too(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container
 
 from ..core.model import Decision, Place, Session
 from . import codec
-from .link import IGNORED, Answer, Op, none_yet
+from .link import IGNORED, Answer, Look, Op, none_yet
 from .memory import Pin, PinTable
 from .notes import Notes
 from .store import Flight, Store
@@ -86,6 +86,18 @@ class SharedPins:
             return False
         granted = await self.store.wait(flight)
         return granted is False or (granted is True and under_way is not None)
+
+    async def elsewhere(self, name: bytes) -> Place | None:
+        """Where the store has a session that this router may not know; None if it has none, or does not say so in time.
+
+        Nothing is remembered of it, here or there.
+        """
+        key = self._naming.stored(name)
+        flight = self.store.flights.get(key) or self.store.ask(key, Op.RECALL, b"", b"", Look(key))
+        if flight is None or not await self.store.wait(flight) or not isinstance(flight.answer, bytes):
+            return None
+        place = codec.read(flight.answer)
+        return place if place is not None and place.backend in self.backends else None
 
     def withdrawn(self, name: bytes, decision: Decision) -> None:
         """The table has taken back what this decision had reserved; so should the store."""

@@ -1,4 +1,4 @@
-"""Where a request would go, and why, without sending or remembering anything."""
+"""Where a request would go, and why, without sending it or remembering anything of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from ..core import routes
 from ..core.headers import Headers, first_values
 from ..core.identity import Rung, digest
 from ..core.model import Reason
+from ..core.routes import Route
 from ..core.side import NOT_A_TURN
 from ..fleet.residents import Residents
 from ..recognition.conversations import Match
@@ -36,8 +37,11 @@ class Explainer:
     tenant_of: Callable[[Headers], str]
     residents: Residents | None = None
 
-    def explain(self, method: str, path: bytes, headers: Headers, body: bytes) -> dict[str, Any]:
-        """A JSON object that says what the request is, who won and was refused, and where it would go."""
+    async def explain(self, method: str, path: bytes, headers: Headers, body: bytes) -> dict[str, Any]:
+        """A JSON object that says what the request is, who won and was refused, and where it would go.
+
+        Other routers are asked as the request would ask them, where pins are shared.
+        """
         raw_path = path.partition(b"?")[0]
         route = routes.find(raw_path)
         if route is None or method not in route.methods:
@@ -46,30 +50,35 @@ class Explainer:
             }
         request = Request(method, path, route.label, headers, first_values(headers), body, self.reader)
         model = self.placement.model_of(request.model)
-        turn = self.recognizer.recognise(
-            request, route, model, routes.response_id(route, raw_path), self.tenant_of(headers)
-        )
+        turn = await self._turn(request, route, model, routes.response_id(route, raw_path), self.tenant_of(headers))
         turn.refused += self.recognizer.repeated(turn, headers)
-        decision = self.placement.look(turn.session, model, b"explain", (), turn.wishes, size=len(body) >> 10)
+        decision, elsewhere = await self.placement.foresee(turn.session, model, turn.wishes, len(body) >> 10)
         refused = dict(turn.refused)
         return {
             "path": route.label,
             "model": model,
             "source": turn.source,
             "session": digest(turn.session.key, self.secret) if turn.session else None,
-            "known": turn.session is not None and not turn.new,
+            "known": turn.session is not None and (elsewhere or not turn.new),
             "refused": [{"source": name, "reason": why} for name, why in turn.refused],
             "not_asked": [
                 rung.name
                 for rung in self.ladder
                 if rung.name != turn.source and rung.name not in refused and rung.source(request) is not None
             ],
-            "recognised": self._recognised(turn, decision.reason),
+            "recognised": self._recognised(turn, decision.reason, elsewhere=elsewhere),
             "decision": decision.reason,
             "backend": decision.backend,
             "engine": decision.engine,
             "warm": self._warm(turn),
         }
+
+    async def _turn(self, request: Request, route: Route, model: str | None, response: str | None, tenant: str) -> Turn:
+        recognizer = self.recognizer
+        turn, others = recognizer.recognise(request, route, model, response, tenant), recognizer.memory.shared
+        if others is not None and (notes := recognizer.unknown(turn)) and await others.fetch(notes):
+            turn = recognizer.recognise(request, route, model, response, tenant)
+        return turn
 
     def _warm(self, turn: Turn) -> list[dict[str, Any]] | None:
         """What is left of the session on each engine that had it; None where backends are not asked to tell."""
@@ -87,7 +96,7 @@ class Explainer:
         ]
 
     @staticmethod
-    def _recognised(turn: Turn, reason: Reason) -> str:
+    def _recognised(turn: Turn, reason: Reason, *, elsewhere: bool) -> str:
         """How the conversation was found, in a sentence."""
         if turn.wishes.side:
             return NOT_A_TURN
@@ -99,4 +108,6 @@ class Explainer:
             return _HOW[turn.found.match]
         if turn.session.parent and turn.named is not None and turn.session.key != turn.named.key:
             return "a conversation of its own under an id that has another one: a sub-agent or a second thread"
+        if elsewhere:
+            return "another router knows it"
         return "a new conversation" if turn.new else "its id is known"

@@ -7,11 +7,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..core.model import Decision, PinChange, Reason, Session
+from ..core.model import Decision, PinChange, Place, Reason, Session
 from ..core.policy import NO_WISHES, Bounds, Wishes, decide
 from ..fleet.registry import Lease, Registry
 from ..fleet.residents import Residents
-from ..pins.memory import PinTable
+from ..pins.memory import Pin, PinTable
 from ..pins.shared import SharedPins
 
 _TRIES = 8
@@ -63,9 +63,13 @@ class Placement:
         wishes: Wishes = NO_WISHES,
         bounds: Bounds | None = None,
         size: int = 0,
+        elsewhere: Place | None = None,
     ) -> Decision:
-        """Where the request would go now. `size` is its prompt's, in KiB."""
+        """Where the request would go now. `size` is its prompt's, in KiB; `elsewhere` is where other routers have its session,
+        for one that has no pin here."""
         pin = self._pins.get(session.key) if session else None
+        if pin is None and elsewhere is not None and session is not None:
+            pin = Pin(*elsewhere, session.source, used=0.0)
         residents = self._residents
         return decide(
             self._registry.fleet(),
@@ -139,6 +143,19 @@ class Placement:
             if stands:
                 break
         return placed
+
+    async def foresee(
+        self, session: Session | None, model: str | None, wishes: Wishes, size: int
+    ) -> tuple[Decision, bool]:
+        """What `place_agreed` would decide now, and whether only other routers know the session; nothing is reserved."""
+        shared, elsewhere, bounds = self._shared, None, self._bounds
+        if shared is not None and session is not None:
+            if self._pins.get(session.key) is None:
+                elsewhere = await shared.elsewhere(session.key)
+            if not shared.store.up:
+                bounds = self._ring_alone
+        decision = self.look(session, model, b"explain", (), wishes, bounds, size, elsewhere)
+        return decision, elsewhere is not None
 
     def confirm(self, session: Session | None, decision: Decision) -> bool:
         """The backend has begun to answer; True if the session has moved there from another one."""
