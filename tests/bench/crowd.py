@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import resource
-import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -18,17 +17,7 @@ from pathlib import Path
 
 from . import report
 from .overhead import present, say
-from .processes import (
-    BenchError,
-    Cpus,
-    cpu_seconds,
-    module,
-    output_of,
-    require_tools,
-    running,
-    until_answers,
-    unwind_on_sigterm,
-)
+from .processes import Cpus, cpu_seconds, module, output_of, program, require_tools, running, until_answers
 from .routers import DIRECT, REFERENCE
 from .scenarios import body
 
@@ -127,13 +116,8 @@ def run(args: argparse.Namespace) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     args = parse(words)
-    unwind_on_sigterm()
-    try:
+    with program("crowd"):
         print(run(args))
-    except BenchError as error:
-        sys.exit(f"crowd: {error}")
-    except KeyboardInterrupt:
-        sys.exit("crowd: stopped")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 import warmroute
 
 from . import cases_core, cases_recognition, cases_state, cases_truth, report
-from .processes import BenchError
+from .processes import BenchError, program
 from .timing import QUICK, Row, Scale
 
 _SECTION = "micro"
@@ -79,12 +79,8 @@ def run(args: argparse.Namespace) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     args = parse(words)
-    try:
+    with program("micro"):
         print(run(args))
-    except BenchError as error:
-        sys.exit(f"micro: {error}")
-    except KeyboardInterrupt:
-        sys.exit("micro: stopped")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from . import report
-from .processes import BenchError, Cpus, module, require_tools, running, until_answers, unwind_on_sigterm
+from .processes import BenchError, Cpus, module, program, require_tools, running, until_answers
 from .routers import DIRECT, REFERENCE, ROUTERS, Router
 from .scenarios import QUICK, SCENARIOS, TOKENS_PER_S, Bench, Extent, body
 
@@ -152,13 +152,8 @@ def run(args: argparse.Namespace) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     args = parse(words)
-    unwind_on_sigterm()
-    try:
+    with program("overhead"):
         print(run(args))
-    except BenchError as error:
-        sys.exit(f"overhead: {error}")
-    except KeyboardInterrupt:
-        sys.exit("overhead: stopped")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from . import report
 from .askers import Connection, Got
 from .backend import MODEL
 from .batching import Pace
-from .processes import BenchError, Cpus, free_port, module, require_tools, running, until_answers, unwind_on_sigterm
+from .processes import BenchError, Cpus, free_port, module, program, require_tools, running, until_answers
 from .routers import REFERENCE, ROUTERS, Start
 
 _SERVERS = 3
@@ -367,13 +367,8 @@ def run(args: argparse.Namespace) -> bool:
 
 def main(words: Sequence[str] | None = None) -> None:
     args = parse(words)
-    unwind_on_sigterm()
-    try:
+    with program("overload"):
         sys.exit(0 if run(args) else 1)
-    except BenchError as error:
-        sys.exit(f"overload: {error}")
-    except KeyboardInterrupt:
-        sys.exit("overload: stopped")
 
 
 if __name__ == "__main__":

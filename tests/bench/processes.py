@@ -62,6 +62,18 @@ def unwind_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
+@contextlib.contextmanager
+def program(name: str) -> Iterator[None]:
+    """The block is one of the benchmark's programs: what stops it is told in a line, and SIGTERM unwinds it."""
+    unwind_on_sigterm()
+    try:
+        yield
+    except BenchError as error:
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"{name}: stopped")
+
+
 def pinned(cpu: int | str, command: Sequence[str]) -> list[str]:
     """The command on one CPU, or on some (as in "0,1"); the kernel ends it too if this process is killed outright."""
     return ["setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(cpu), *command]

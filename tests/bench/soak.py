@@ -30,7 +30,7 @@ import uvloop
 
 from . import report
 from .askers import Clients, Habits, Tally
-from .processes import BenchError, Cpus, free_port, module, require_tools, running, until_answers, unwind_on_sigterm
+from .processes import BenchError, Cpus, free_port, module, program, require_tools, running, until_answers
 from .scenarios import body
 
 _BACKENDS = 3
@@ -315,13 +315,8 @@ def run(args: argparse.Namespace) -> bool:
 
 def main(words: Sequence[str] | None = None) -> None:
     args = parse(words)
-    unwind_on_sigterm()
-    try:
+    with program("soak"):
         sys.exit(0 if run(args) else 1)
-    except BenchError as error:
-        sys.exit(f"soak: {error}")
-    except KeyboardInterrupt:
-        sys.exit("soak: stopped")
 
 
 if __name__ == "__main__":

@@ -20,17 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from .processes import (
-    BenchError,
-    Cpus,
-    cpu_seconds,
-    free_port,
-    module,
-    require_tools,
-    running,
-    until_answers,
-    unwind_on_sigterm,
-)
+from .processes import Cpus, cpu_seconds, free_port, module, program, require_tools, running, until_answers
 from .scenarios import Bench, Extent, Scenario, body
 
 _LISTENERS = 3
@@ -102,7 +92,7 @@ def one_pass(
     return found
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         prog="tests.bench.workers", description=__doc__.splitlines()[0] if __doc__ else None
     )
@@ -114,17 +104,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="takes seconds, and only shows that everything works")
     given = parser.parse_args()
-    unwind_on_sigterm()
-    try:
+    with program("workers"):
         require_tools()
         found = measure(given)
-    except BenchError as error:
-        print(f"tests.bench.workers: {error}", file=sys.stderr)
-        return 1
-    print(table(found, given.workers))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
-    return 0
+        print(table(found, given.workers))
+        if given.json:
+            given.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def measure(given: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -167,4 +152,4 @@ def table(found: dict[str, dict[str, float]], workers: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
