@@ -68,14 +68,18 @@ def _request(line: bytes) -> Request | None:
     if wrapped is not None:
         inner = decoded(wrapped)
         body = inner.encode("utf-8", "surrogatepass") if isinstance(inner, str) else bytes(wrapped)
-        headers = _headers(_READER.value(fields, "headers"))
-        told = _READER.value(fields, "path") or _READER.value(fields, "url")
+        headers = _headers(_value(fields, "headers"))
+        told = _value(fields, "path") or _value(fields, "url")
         path = told if isinstance(told, str) else ""
         fields = _READER.read(body)
         if fields is None:
             return None
     named = first_values(headers)
     return Request("POST", b"", path or _path(fields), headers, named, body, _READER)
+
+
+def _value(fields: object, name: str) -> object:
+    return decoded(_READER.raw(fields, name) or b"")
 
 
 def _headers(value: object) -> Headers:

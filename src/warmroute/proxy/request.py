@@ -34,7 +34,7 @@ class FieldReader:
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("Fields", fields, gc=False))
 
     def read(self, body: bytes) -> object:
-        """What `value` takes; None if the body is no JSON object."""
+        """What the other methods take; None if the body is no JSON object."""
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -52,11 +52,6 @@ class FieldReader:
         """One field as it was written; None where there is none, or it is not one of this reader's."""
         raw = getattr(fields, self.attributes.get(name, ""), _NO_RAW)
         return None if raw is _NO_RAW else bytes(raw)
-
-    def value(self, fields: object, name: str) -> object:
-        """One field's value; None where there is none, it cannot be read, or it is not one of this reader's."""
-        raw = getattr(fields, self.attributes.get(name, ""), _NO_RAW)
-        return None if raw is _NO_RAW else decoded(raw)
 
 
 def decoded(data: bytes | msgspec.Raw) -> object:
