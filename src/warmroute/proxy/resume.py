@@ -61,7 +61,7 @@ class Resumer:
             if end is not None:
                 await self._pass(x, end)
                 return None
-            rest = rest_of(shape, body, relay.tap, self._registry.context(x.model), usage=x.asked.usage)
+            rest = self._rest(x, body, relay.tap)
             if isinstance(rest, Why):
                 return rest
             if x.sent >= MAX_SENT:
@@ -79,7 +79,7 @@ class Resumer:
             had = len(rest.tap.ids)
             try:
                 with placed.lease:
-                    again = await self._bring(x, placed, body)
+                    again = await self._bring(x, placed, body, rest)
             finally:
                 self._freed(placed.backend)
             if not isinstance(again, Failure):
@@ -96,20 +96,22 @@ class Resumer:
                 x.exclude.clear()
             x.exclude.add(placed.backend)
 
-    async def _bring(self, x: InFlight, placed: Placed, body: Mapping[str, Any]) -> Failure | Why | None:
+    def _rest(self, x: InFlight, body: Mapping[str, Any], tap: TokenTap | None) -> Rest | Why:
+        return rest_of(x.route.shape, body, tap, self._registry.context(x.model), usage=x.asked.usage)
+
+    async def _bring(self, x: InFlight, placed: Placed, body: Mapping[str, Any], rest: Rest) -> Failure | Why | None:
         """Stream the rest from one backend; None if it came whole."""
-        pool = self._pools[placed.backend]
-        assert x.relay is not None
-        tap = x.relay.tap
+        pool, tap = self._pools[placed.backend], rest.tap
         try:
-            if tap is not None and tap.unsure:
+            if tap.unsure:
                 unflushed = await self._unflushed(x, placed, pool, tap)
                 if unflushed is None:
                     return Why.BOUNDARY
                 tap.cut_back(unflushed)
-            rest = rest_of(x.route.shape, body, tap, self._registry.context(x.model), usage=x.asked.usage)
-            if isinstance(rest, Why):
-                return rest
+                longer = self._rest(x, body, tap) if unflushed else rest
+                if isinstance(longer, Why):
+                    return longer
+                rest = longer
             connection = await pool.connect()
             x.sent += 1
             x.record.attempts += 1
