@@ -4,6 +4,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import merge
+from typing import Generic, TypeVar, cast
 
 from ..core.identity import CONTENT
 from ..core.model import Decision, PinChange, Session
@@ -16,7 +17,7 @@ Shelf = OrderedDict[bytes, "Pin"]
 class Rare:
     """What few pins have, so that all others need no room for it."""
 
-    unproven: bool = False
+    proven: bool = True
     spills: int = 0
     before: "Pin | None" = None
     held: bytes | None = None
@@ -25,6 +26,31 @@ class Rare:
 
 _NOTHING = Rare()
 """Only ever read."""
+_Value = TypeVar("_Value")
+
+
+class _Few(Generic[_Value]):
+    """An attribute of pins that few have, the others `usual`: read and set as any other, and kept in `Pin.rare`."""
+
+    __slots__ = ("_name", "_usual")
+
+    def __init__(self, usual: _Value) -> None:
+        self._usual = usual
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, pin: "Pin", owner: type) -> _Value:
+        return self._usual if pin.rare is None else cast("_Value", getattr(pin.rare, self._name))
+
+    def __set__(self, pin: "Pin", value: _Value) -> None:
+        if pin.rare is None:
+            if value == self._usual:
+                return
+            pin.rare = Rare()
+        setattr(pin.rare, self._name, value)
+        if pin.rare == _NOTHING:
+            pin.rare = None
 
 
 @dataclass(slots=True)
@@ -46,57 +72,11 @@ class Pin:
     confirmed: bool = False
     rare: Rare | None = None
 
-    @property
-    def proven(self) -> bool:
-        return self.rare is None or not self.rare.unproven
-
-    @proven.setter
-    def proven(self, proven: bool) -> None:
-        if proven is not self.proven:
-            self._rare().unproven = not proven
-
-    @property
-    def spills(self) -> int:
-        return 0 if self.rare is None else self.rare.spills
-
-    @spills.setter
-    def spills(self, count: int) -> None:
-        if count or self.rare is not None:
-            self._rare().spills = count
-
-    @property
-    def before(self) -> "Pin | None":
-        return None if self.rare is None else self.rare.before
-
-    @before.setter
-    def before(self, pin: "Pin | None") -> None:
-        if pin is not None or self.rare is not None:
-            self._rare().before = pin
-            if self.rare == _NOTHING:
-                self.rare = None
-
-    @property
-    def held(self) -> bytes | None:
-        return None if self.rare is None else self.rare.held
-
-    @held.setter
-    def held(self, value: bytes | None) -> None:
-        if value is not None or self.rare is not None:
-            self._rare().held = value
-
-    @property
-    def shared(self) -> float:
-        return 0.0 if self.rare is None else self.rare.shared
-
-    @shared.setter
-    def shared(self, at: float) -> None:
-        if at or self.rare is not None:
-            self._rare().shared = at
-
-    def _rare(self) -> Rare:
-        if self.rare is None:
-            self.rare = Rare()
-        return self.rare
+    proven = _Few(_NOTHING.proven)
+    spills = _Few(_NOTHING.spills)
+    before = _Few(_NOTHING.before)
+    held = _Few(_NOTHING.held)
+    shared = _Few(_NOTHING.shared)
 
 
 class PinTable:
