@@ -18,7 +18,7 @@ async def keep(name: str, run: Callable[[], Awaitable[None]], failed: Callable[[
     while True:
         try:
             await run()
-        except Exception:
+        except Exception:  # whatever it is: nobody else would begin the loop again
             log.exception("the %s failed and begins again; please report this", name)
             failed(name)
         await asyncio.sleep(1.0)

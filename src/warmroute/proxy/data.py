@@ -92,7 +92,7 @@ class DataApp:
         except asyncio.CancelledError:  # uvicorn's last word when the time for stopping is over
             if not client.started:
                 await send_error(client, errors.own_fault("the router is stopping"), protocol)
-        except Exception:
+        except Exception:  # whatever it is: a client is never left without an answer, nor given a traceback
             log.exception("an error of the router itself; please report it")
             self._internal_error("data")
             if not client.started:
