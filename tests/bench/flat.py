@@ -27,10 +27,10 @@ from .processes import (
     cpu_seconds,
     module,
     output_of,
+    program,
     require_tools,
     running,
     until_answers,
-    unwind_on_sigterm,
 )
 from .routers import ROUTERS
 from .scenarios import body
@@ -161,13 +161,8 @@ def run(args: argparse.Namespace) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     args = parse(words)
-    unwind_on_sigterm()
-    try:
+    with program("flat"):
         print(run(args))
-    except BenchError as error:
-        sys.exit(f"flat: {error}")
-    except KeyboardInterrupt:
-        sys.exit("flat: stopped")
 
 
 if __name__ == "__main__":
