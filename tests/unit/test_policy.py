@@ -550,6 +550,10 @@ def test_without_a_size_bound_sizes_do_not_count() -> None:
         assert at[0] == at[1]
 
 
+_STUCK = 8
+"""So many requests in flight may mean that a backend hangs, and that another one takes a session more than its share."""
+
+
 def limit(share: float, bounds: Bounds) -> float:
     """The most sessions a backend of this share may hold."""
     return max(ceil(share), share + max(0.0, share - bounds.even) * (bounds.sessions - 1.0)) + 1e-6
@@ -566,7 +570,8 @@ def test_a_ring_choice_is_within_the_session_bound(found: list[Backend], who: Se
     assert decision.backend is not None
     chosen = of.backends[decision.backend]
     share = (sum(b.sessions for b in candidates) + 1) * chosen.weight / sum(b.weight for b in candidates)
-    assert chosen.sessions + 1 <= limit(share, bounds)
+    beyond = bounds.near_sessions if any(b.in_flight >= _STUCK for b in candidates) else 0
+    assert chosen.sessions + 1 <= limit(share, bounds) + beyond
     home = next(name for name in of.ring.order(who.key) if name in {b.name for b in candidates})
     assert (decision.reason is Reason.RING) == (chosen.name == home)
 
