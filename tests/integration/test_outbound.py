@@ -135,7 +135,7 @@ async def test_no_cookie_is_kept(stack: AsyncExitStack, backends: list[Scripted]
         talk.json(found, headers=cookie)
 
     backend.script = backend.health = backend.models_script = backend.metrics_script = baker
-    router: Router = await start_router([backend])
+    router: Router = await start_router([backend], forward={"pass_headers": ["Cookie"]})
     (state,) = router.registry.backends.values()
     for _ in range(2):
         async with await RawClient.connect(router.data_url) as client:
