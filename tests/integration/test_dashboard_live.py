@@ -58,6 +58,17 @@ def fits(page: Page) -> bool:
     return bool(page.js("document.documentElement.scrollWidth <= innerWidth"))
 
 
+def crowded(page: Page) -> list[str]:
+    """Cells of all tables that hold more than fits into them, or less than they should show."""
+    found: list[str] = page.js(
+        """[...document.querySelectorAll('.grid tbody :is(td, th)')].filter((cell) => cell.offsetParent !== null).filter((cell) =>
+          cell.scrollWidth > cell.clientWidth + 1 ||
+          [...cell.querySelectorAll('.clip.two')].some((text) => text.scrollHeight > text.clientHeight + 1)
+        ).map((cell) => `${cell.className}: ${cell.textContent.trim()}`)"""
+    )
+    return found
+
+
 # ------------------------------------------------------------------------------------------------ a demo that has ended
 
 
@@ -379,6 +390,7 @@ def test_light_and_dark_and_a_phone(page: Page) -> None:
             page.resize(width)
             page.until("document.querySelector('#chart canvas').getBoundingClientRect().right <= innerWidth")
             assert fits(page), width
+            assert crowded(page) == [], width
         page.click("[data-row=session] .opens")
         page.until(f"document.querySelectorAll('{OPEN_ROW} [data-row=turn]').length === 3")
         assert fits(page)
