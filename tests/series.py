@@ -10,8 +10,8 @@ from warmroute.core.model import BackendSpec
 from warmroute.core.split import Outcome
 from warmroute.discovery.members import Members
 from warmroute.discovery.source import Source
+from warmroute.fleet.heard import HeardResidents
 from warmroute.fleet.registry import Registry
-from warmroute.fleet.residents import Residents
 from warmroute.observe.counters import RequestCounters
 from warmroute.observe.metrics import RouterCollector
 from warmroute.observe.work_metrics import Work, Workers
@@ -59,7 +59,7 @@ def families() -> list[Metric]:
     memory = remember(_clock, idle_expiry=1.0, entries=1, sessions=1, backends=1, share=tells_others)
     ledger = Ledger(Conversations(1), move_cause=lambda decision, backend: "", process_of=lambda backend: 0)
     ledger.tally.tokens["a", Outcome.NEW] = 1
-    residents = Residents(b"k" * 32, 1)
+    residents = HeardResidents(b"k" * 32, 1)
     residents.open("a", "0")
     members = Members()
     members.sources.append(Source("file", _clock, lambda: None))

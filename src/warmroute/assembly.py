@@ -78,7 +78,7 @@ def watch(config: Config, kept: Kept, http: httpx.AsyncClient) -> tuple[Prober, 
     keep_series = series_filter(config.metrics.vllm_series)
     read, wake_all = partial(_read, kept.ledger), kept.queue.wake_all
     scraper = Scraper(kept.registry, http, settings.scrape_times(config), kept.clock, keep_series, read, wake_all)
-    hearing = hear(kept.registry, http, kept.residents)
+    hearing = hear(kept.registry, http, kept.heard)
 
     def came_up(name: str) -> None:
         scraper.nudge(name)
@@ -216,7 +216,7 @@ def _metrics(config: Config, kept: Kept) -> MetricsPage:
         kept.reloads,
         kept.work,
         kept.ledger if config.truth.enabled else None,
-        kept.residents,
+        kept.heard,
         kept.members,
     )
     return MetricsPage(collector, kept.registry, kept.clock, stale_after)

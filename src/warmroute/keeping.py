@@ -12,6 +12,7 @@ from .config import Config
 from .core.retry import Budget
 from .core.split import BLOCK
 from .discovery.members import Members
+from .fleet.heard import HeardResidents
 from .fleet.moves import move_cause
 from .fleet.registry import Registry
 from .fleet.residents import Residents
@@ -62,6 +63,11 @@ class Kept:
     figures: SharedView | None
     work: Work
 
+    @property
+    def heard(self) -> HeardResidents | None:
+        """The caches, where this process is the one that hears of them."""
+        return self.residents if isinstance(self.residents, HeardResidents) else None
+
     def forget(self, backend: str) -> None:
         """A backend is gone for good: what was counted of it goes too."""
         self.counters.forget(backend)
@@ -76,8 +82,13 @@ def keep(
     *,
     table: Callable[..., PinTable] = PinTable,
     fleet: Callable[..., Registry] = Registry,
+    caches: Callable[[bytes, int], Residents] = HeardResidents,
+    shares: bool = True,
 ) -> Kept:
-    """What is known of backends and conversations: nothing yet. `table` and `fleet` make what holds it."""
+    """What is known of backends and conversations: nothing yet. `table`, `fleet` and `caches` make what holds it.
+
+    Unless it `shares`, this process leaves the store of the configuration to others.
+    """
     affinity = config.affinity
     pins = table(
         clock,
@@ -89,8 +100,8 @@ def keep(
     secret = secrets.token_bytes(32)
     # Routers that share pins call a session by the same name, so that each understands what backends tell of it.
     naming = codec.key_of(store_secret, config.store.prefix) if config.store.redis is not None else secret
-    residents = Residents(naming, config.kv_events.max_blocks) if config.kv_events.enabled else None
-    shared = _share(config, pins, registry, store_secret, clock)
+    residents = caches(naming, config.kv_events.max_blocks) if config.kv_events.enabled else None
+    shared = _share(config, pins, registry, store_secret, clock) if shares else None
     queue = Queue(length=config.queue.length, timeout=config.queue.timeout)
     return Kept(
         clock=clock,

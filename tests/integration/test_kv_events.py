@@ -16,9 +16,10 @@ from warmroute.config import Config
 from warmroute.core.health import Thresholds
 from warmroute.core.model import BackendSpec
 from warmroute.core.residency import Held
+from warmroute.fleet.heard import HeardResidents
 from warmroute.fleet.kv_events import KvEvents
 from warmroute.fleet.registry import Registry
-from warmroute.fleet.residents import Residents, Sync
+from warmroute.fleet.residents import Sync
 from warmroute.pins.memory import PinTable
 from warmroute.saved import read
 
@@ -38,7 +39,7 @@ async def publisher(stack: AsyncExitStack) -> Publisher:
 class Heard:
     """Events of one backend as they are heard."""
 
-    def __init__(self, residents: Residents, name: str) -> None:
+    def __init__(self, residents: HeardResidents, name: str) -> None:
         self.residents = residents
         self.name = name
         self.label = residents.label(SESSION)
@@ -69,7 +70,7 @@ async def hearing(backend: Scripted) -> AsyncIterator[Heard]:
         pins = PinTable(lambda: 0.0, idle_expiry=60.0, limit=10)
         registry = Registry([BackendSpec(backend.name, backend.url)], pins, Thresholds(), 0.0)
         registry.probed(backend.name, None, 0.0)
-        residents = Residents(b"k" * 32, 1000)
+        residents = HeardResidents(b"k" * 32, 1000)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(KvEvents(registry, client, residents, ask_again=0.05).run())
             yield Heard(residents, backend.name)

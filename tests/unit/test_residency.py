@@ -107,7 +107,7 @@ def test_conversations_that_share_a_beginning_have_at_least_what_is_told(
 
 
 events = st.one_of(
-    st.tuples(st.just("stored"), st.sampled_from(["a", "b", None]), paths, st.integers(0, 5)),
+    st.tuples(st.just("stored"), st.sampled_from(["a", "b", "c", None]), paths, st.integers(0, 5)),
     st.tuples(st.just("removed"), st.just(None), paths, st.just(0)),
     st.tuples(st.sampled_from(["cleared", "forget"]), st.just(None), st.just(()), st.just(0)),
 )
@@ -117,6 +117,8 @@ events = st.one_of(
 def test_any_events_in_any_order_keep_it_sound(most: int, told: list[tuple[str, str | None, Path, int]]) -> None:
     """Blocks that were never stored are dropped, prompts begin in the middle, and inner blocks go before outer ones."""
     residency = Residency(most, sessions=2)
+    residency.changed = set()
+    copy: dict[str, Held | None] = {}
     before: dict[str, Held] = {}
     for what, label, path, start in told:
         if what == "stored":
@@ -128,9 +130,13 @@ def test_any_events_in_any_order_keep_it_sound(most: int, told: list[tuple[str, 
             assert residency.blocks == 0
         else:
             residency.forget()
+        copy.update((label, residency.held(label)) for label in residency.changed)
+        residency.changed.clear()
+        assert copy == {label: residency.held(label) for label in copy}, "whoever asks what has changed knows all"
+        assert {label for label, held in copy.items() if held is not None} == set(residency.labels())
         assert residency.blocks <= max(most, 7)  # a request larger than the bound is known alone
         assert residency.sessions <= 2
-        for who in ("a", "b"):
+        for who in ("a", "b", "c"):
             held = residency.held(who)
             if held is None:
                 before.pop(who, None)

@@ -7,19 +7,20 @@ import msgspec
 import pytest
 
 from warmroute.core.residency import Held
+from warmroute.fleet.heard import EngineCache, HeardResidents
 from warmroute.fleet.kv_wire import batch, sources
-from warmroute.fleet.residents import EngineCache, Residents, Sync
+from warmroute.fleet.residents import Sync
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "kv-events-vllm-0.32.0.msgpack"
 KEY = b"k" * 32
 SESSION = b"s" * 16
 
 
-def residents() -> Residents:
-    return Residents(KEY, 1000)
+def residents() -> HeardResidents:
+    return HeardResidents(KEY, 1000)
 
 
-def live(of: Residents, backend: str = "a", engine: str = "0") -> EngineCache:
+def live(of: HeardResidents, backend: str = "a", engine: str = "0") -> EngineCache:
     cache = of.open(backend, engine)
     cache.sync = Sync.LIVE
     return cache
@@ -123,7 +124,7 @@ def test_a_real_servers_messages_are_understood() -> None:
 def test_labels_tell_sessions_apart_and_nothing_of_them() -> None:
     of = residents()
     assert of.label(SESSION) == of.label(SESSION) != of.label(b"t" * 16)
-    assert Residents(b"j" * 32, 1).label(SESSION) != of.label(SESSION)
+    assert HeardResidents(b"j" * 32, 1).label(SESSION) != of.label(SESSION)
     assert of.label_of(of.label(SESSION)) == of.label(SESSION)
     assert SESSION.hex() not in of.label(SESSION)
 

@@ -46,9 +46,10 @@ class _Block:
 class _Session:
     """`tip` is the last block of its last prompt that is still there, None if none is."""
 
-    __slots__ = ("evicted", "tip", "tokens", "whole")
+    __slots__ = ("evicted", "label", "tip", "tokens", "whole")
 
-    def __init__(self) -> None:
+    def __init__(self, label: str) -> None:
+        self.label = label
         self.tip: _Block | None = None
         self.tokens = 0
         self.whole = True
@@ -61,6 +62,8 @@ class Residency:
     vLLM drops a conversation's last blocks first, so what lives of it is all that comes before its last living block. Of
     equal blocks that requests computed at the same time one is known, and none when the first of them is dropped. Bounded:
     with more than `blocks` blocks everything is forgotten, with too many sessions those that stored nothing for longest.
+
+    `changed` are the labels of which `held` may say something else since somebody emptied it; None where nobody asks.
     """
 
     def __init__(self, blocks: int, sessions: int = MOST_SESSIONS) -> None:
@@ -68,6 +71,7 @@ class Residency:
         self._most_sessions = sessions
         self._blocks: dict[BlockHash, _Block] = {}
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self.changed: set[str] | None = None
         self.overflows = 0
 
     def __repr__(self) -> str:
@@ -80,6 +84,10 @@ class Residency:
     @property
     def sessions(self) -> int:
         return len(self._sessions)
+
+    def labels(self) -> list[str]:
+        """Those of all conversations that are known."""
+        return list(self._sessions)
 
     def held(self, label: str) -> Held | None:
         """What is there of a conversation; None if it is not known to have been there."""
@@ -119,6 +127,8 @@ class Residency:
                 session.evicted += block.end - (0 if left is None else left.end)
                 self._rests_on(session, left)
                 session.whole = block.whole
+                if self.changed is not None:
+                    self.changed.add(session.label)
 
     def cleared(self) -> None:
         """The engine's cache is empty: nothing is left of what was there."""
@@ -126,11 +136,17 @@ class Residency:
             session.evicted += 0 if session.tip is None else session.tip.end
             session.tip, session.whole = None, True
         self._blocks.clear()
+        self._all_changed()
 
     def forget(self) -> None:
         """Events were missed: nothing is known of any conversation until it stores blocks again."""
+        self._all_changed()
         self._blocks.clear()
         self._sessions.clear()
+
+    def _all_changed(self) -> None:
+        if self.changed is not None:
+            self.changed.update(self._sessions)
 
     def _known(self, name: BlockHash) -> _Block:
         """A block that another one follows. One that was stored before the events were heard begins what is known."""
@@ -143,15 +159,19 @@ class Residency:
         """The conversation's last prompt ends with this block."""
         session = self._sessions.get(label)
         if session is None:
-            session = self._sessions[label] = _Session()
+            session = self._sessions[label] = _Session(label)
             if len(self._sessions) > self._most_sessions:
-                _, oldest = self._sessions.popitem(last=False)
+                name, oldest = self._sessions.popitem(last=False)
                 self._leaves(oldest)
+                if self.changed is not None:
+                    self.changed.add(name)
         else:
             self._sessions.move_to_end(label)
             self._leaves(session)
         session.tokens, session.whole = block.end, block.whole
         self._rests_on(session, block)
+        if self.changed is not None:
+            self.changed.add(label)
 
     @staticmethod
     def _leaves(session: _Session) -> None:

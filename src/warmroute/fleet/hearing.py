@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from .heard import HeardResidents
 from .registry import Registry
-from .residents import Residents
 
 if TYPE_CHECKING:
     from .kv_events import KvEvents
 
 
-def hear(registry: Registry, client: httpx.AsyncClient, residents: Residents | None) -> "KvEvents | None":
+def hear(registry: Registry, client: httpx.AsyncClient, residents: HeardResidents | None) -> "KvEvents | None":
     """What keeps `residents` at what the backends tell; None where there are none to keep."""
     if residents is None:
         return None

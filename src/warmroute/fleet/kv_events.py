@@ -12,10 +12,11 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from .fetch import FetchError, page
+from .heard import EngineCache, HeardResidents
 from .kv_wire import Source, batch, sources
 from .pace import Pace
 from .registry import BackendState, Registry
-from .residents import EngineCache, Residents, Sync
+from .residents import Sync
 from .watch import Watchers
 
 log = logging.getLogger("warmroute.kv_events")
@@ -46,7 +47,7 @@ class KvEvents:
         self,
         registry: Registry,
         client: httpx.AsyncClient,
-        residents: Residents,
+        residents: HeardResidents,
         ask_again: float = _ASK_AGAIN,
     ) -> None:
         self._client = client

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ..fleet.heard import HeardResidents
 from ..fleet.registry import BackendState
-from ..fleet.residents import Residents, Sync
+from ..fleet.residents import Sync
 
 
-def kv_events(residents: Residents, backends: Iterable[BackendState]) -> Iterator[Metric]:
+def kv_events(residents: HeardResidents, backends: Iterable[BackendState]) -> Iterator[Metric]:
     """All families of the KV events."""
     live = GaugeMetricFamily(
         "warmroute_kv_events_live",

@@ -11,8 +11,8 @@ from .. import __version__
 from ..core import exposition
 from ..core.resume import Why
 from ..discovery.members import Members
+from ..fleet.heard import HeardResidents
 from ..fleet.registry import BackendState, Registry
-from ..fleet.residents import Residents
 from ..fleet.scraper import is_stale
 from ..pins.memory import PinTable
 from ..recognition.memory import Memory
@@ -47,7 +47,7 @@ class RouterCollector(Collector):
         reloads: Reloads | None = None,
         work: Work | None = None,
         ledger: Ledger | None = None,
-        residents: Residents | None = None,
+        residents: HeardResidents | None = None,
         members: Members | None = None,
     ) -> None:
         self._members = members
