@@ -401,14 +401,15 @@ async def test_a_backend_that_is_removed_is_not_heard_any_more(stack: AsyncExitS
 def test_routers_that_share_their_pins_call_a_session_by_one_name() -> None:
     """And by another one where they do not share them, or do not share the secret."""
 
-    def label(secret: bytes | None, **store: str) -> str:
-        sections = {"kv_events": {"enabled": True}, "store": store}
+    def label(secret: bytes | None, *, redis: str | None = None, shares: bool = True) -> str:
+        sections = {"kv_events": {"enabled": True}, "store": {"redis": redis}}
         config = Config.model_validate({"backends": ["http://a"], **sections})
-        kept = keeping.keep(config, secret, lambda: 0.0)
+        kept = keeping.keep(config, secret, lambda: 0.0, shares=shares)
         assert kept.residents is not None
         return kept.residents.label(SESSION)
 
-    redis = {"redis": "redis://127.0.0.1:1"}
-    assert label(b"sixteen characters", **redis) == label(b"sixteen characters", **redis)
-    assert label(b"sixteen characters", **redis) != label(b"other characters..", **redis)
+    redis = "redis://127.0.0.1:1"
+    assert label(b"sixteen characters", redis=redis) == label(b"sixteen characters", redis=redis)
+    assert label(b"sixteen characters", redis=redis) == label(b"sixteen characters", redis=redis, shares=False)
+    assert label(b"sixteen characters", redis=redis) != label(b"other characters..", redis=redis)
     assert label(None) != label(None)

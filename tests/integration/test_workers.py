@@ -637,10 +637,3 @@ def test_one_worker_is_a_router_without_any_of_it() -> None:
         " sys.exit(kind.__name__ != 'Router' or any('workers' in name for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-async def test_kv_events_want_one_process() -> None:
-    listen = {"port": 0, "admin_port": 0, "workers": WORKERS}
-    config = Config.model_validate({"listen": listen, "kv_events": {"enabled": True}, "backends": ["http://a"]})
-    with pytest.raises(StartError, match="needs one process: set listen"):
-        await Supervisor(config).__aenter__()

@@ -97,7 +97,10 @@ def test_a_page_of_no_use_says_so(answer: bytes, says: str) -> None:
         sources(answer, "http://a")
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xc1", msgspec.msgpack.encode([1.0, [{"type": "Other"}]]), b"\x80"])
+SIZES = [msgspec.msgpack.encode([1.0, [stored(None, 1, block_size=size)], 0]) for size in (0, -16, 1 << 40)]
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", msgspec.msgpack.encode([1.0, [{"type": "Other"}]]), b"\x80", *SIZES])
 def test_a_message_that_is_none_says_so(payload: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         batch(payload)

@@ -10,6 +10,7 @@ import pytest
 
 from warmroute.core.health import Thresholds
 from warmroute.core.model import BackendSpec, Decision, Failure, Phase, PinChange, Reason, Session
+from warmroute.core.residency import Held
 from warmroute.core.sketch import Kind
 from warmroute.observe.record import RequestRecord
 from warmroute.pins.memory import PinTable
@@ -272,6 +273,8 @@ def test_a_record_arrives_as_it_was() -> None:
     )
     record.failures.append(("b", REFUSED))
     record.refused_keys = (("x", "shared"),)
+    assert record_of(pickle.loads(pickle.dumps(values_of(record))), NO_PROMPT) == record
+    record.held = Held(64, 32, 16, True)
     assert record_of(pickle.loads(pickle.dumps(values_of(record))), NO_PROMPT) == record
     assert settled(record, 5.0)[1] == UNSEEN
     record.prompt = Prompt(older=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.integration.conftest import until
 from tests.vllm.conftest import StartServers
@@ -19,6 +20,8 @@ from warmroute.config import Config
 from warmroute.core.residency import Held
 from warmroute.core.split import Outcome
 from warmroute.fleet.residents import Residents
+from warmroute.process import kind_for
+from warmroute.workers.supervisor import Supervisor
 
 BLOCK = 32
 CACHE = 300
@@ -37,17 +40,17 @@ def publishes() -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def routing(server: VllmServer) -> AsyncIterator[Router]:
+async def routing(server: VllmServer, workers: int = 1) -> AsyncIterator[Router]:
     config = Config.model_validate(
         {
             "backends": [server.url],
-            "listen": {"port": 0, "admin_port": 0},
+            "listen": {"port": 0, "admin_port": 0, "workers": workers},
             "health": {"interval": 0.5, "unsettled_interval": 0.2},
             "kv_events": {"enabled": True},
             "log": {"format": "off"},
         }
     )
-    async with Router(config) as router:
+    async with kind_for(config)(config) as router:
         await until(lambda: sync(router) == "live" and bool(engines(router)), within=60)
         yield router
 
@@ -86,6 +89,7 @@ class Chat:
         self.messages.append({"role": "user", "content": said})
         # Short, since what this model says, which is no words, does not come back as the same tokens.
         body: dict[str, Any] = {"model": MODEL, "messages": self.messages, "max_tokens": 2, "temperature": 0}
+        before = self.router.counters.total
         async with httpx.AsyncClient(base_url=self.router.data_url, timeout=120) as client:
             response = await client.post("/v1/chat/completions", json=body, headers={"X-Session-ID": self.name})
         assert response.status_code == 200, response.text
@@ -94,10 +98,24 @@ class Chat:
         self.cached.append(usage["prompt_tokens_details"]["cached_tokens"])
         self.computed = usage["prompt_tokens"] + usage["completion_tokens"] - 1
         self.messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or "-"})
+        await until(lambda: self.router.counters.total > before)
         self.key, pin = next(self.router.pins.newest())
         self.engine = pin.engine
         await until(lambda: (held := self.held()) is not None and held.tokens == self.blocks)
+        await self.until_all_know()
         return response
+
+    async def until_all_know(self) -> None:
+        """Wait until each worker, where there are some, knows what the supervisor knows."""
+        if not isinstance(self.router, Supervisor) or self.router._crew is None:
+            return
+        body = json.dumps({"model": MODEL, "messages": [*self.messages, {"role": "user", "content": "-"}]}).encode()
+        request = "POST", b"/v1/chat/completions", [(b"x-session-id", self.name.encode())], body
+        async with asyncio.timeout(30):
+            while True:
+                found = await self.router._crew.ask("explain", *request, within=10)
+                if [[row["live_tokens"] for row in one["warm"]] for one in found] == [[self.live]] * 2:
+                    return
 
     @property
     def blocks(self) -> int:
@@ -116,10 +134,11 @@ class Chat:
         return held.live
 
 
-async def test_the_router_knows_what_the_server_finds(vllm_servers: StartServers) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_router_knows_what_the_server_finds(vllm_servers: StartServers, workers: int) -> None:
     """A conversation grows, others push it out, and at every return the server finds just what was known to be left."""
     (server,) = await asyncio.to_thread(vllm_servers, 1, "--num-gpu-blocks-override", str(CACHE), *publishes())
-    async with routing(server) as router:
+    async with routing(server, workers) as router:
         chat = Chat(router, "grows")
         expected = []
         for _ in range(3):
@@ -132,6 +151,7 @@ async def test_the_router_knows_what_the_server_finds(vllm_servers: StartServers
         for number in range(60):
             lost = chat.blocks - chat.live
             if lost and (lost == chat.blocks or partly < 2):
+                await chat.until_all_know()
                 before = chat.live
                 partly += 0 < before < chat.blocks
                 missed = router._kept.ledger.tally.totals(router_name(router))[Outcome.EVICTED]

@@ -1,6 +1,7 @@
 """How vLLM tells about its cache: where its publishers are, and what their messages mean."""
 
 import re
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
@@ -9,6 +10,9 @@ from ..core.residency import BlockHash
 
 _ANY_HOST = re.compile(r"tcp://(\*|0\.0\.0\.0|\[::\]):(\d+)")
 _HERE = re.compile(r"tcp://[^\s/]+:\d+|ipc://\S+")
+
+BlockSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+"""Tokens of a block: vLLM's have up to some thousands."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -26,7 +30,7 @@ class BlockStored(msgspec.Struct, tag=True, gc=False):
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
-    block_size: int
+    block_size: BlockSize
     medium: str | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None

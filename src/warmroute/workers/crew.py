@@ -114,7 +114,7 @@ class Crew:
         return [future.result() for future in asked if future in done and not future.cancelled()]
 
     async def watch(self) -> None:
-        """Kill, and so replace, workers that hang; for ever.
+        """Kill, and so replace, workers that hang, or have missed what they were told; for ever.
 
         Seconds are counted one by one: where all processes were stopped for a while, nobody is to blame.
         """
@@ -122,7 +122,10 @@ class Crew:
             await asyncio.sleep(1.0)
             for hand in self.hands:
                 hand.silent = hand.silent + 1 if hand.serves and not self.stopping else 0
-                if hand.silent >= self.hung:
+                if hand.serves and hand.channel is not None and hand.channel.lost:
+                    log.error("worker %d does not take what it is told and is killed", hand.number)
+                    self._kill(hand)
+                elif hand.silent >= self.hung:
                     log.error("worker %d has been silent for %d s and is killed", hand.number, hand.silent)
                     hand.silent = 0
                     self._kill(hand)

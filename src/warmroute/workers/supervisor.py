@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import keeping, listeners, settings
 from ..app import Router
-from ..config import Certificates, Config, StoreConfig
+from ..config import Certificates, Config
 from ..core.headers import Headers
 from ..core.model import BackendSpec
 from ..fleet.changes import Changes
@@ -17,6 +17,7 @@ from ..housekeeping import Housekeeping, keep
 from ..listeners import StartError
 from ..observe.work_metrics import Work, Workers
 from ..recognition.memory import Memory
+from .caches import CacheTeller
 from .crew import Crew
 from .figures import Figures, SummedMemory
 from .intake import Intake
@@ -54,8 +55,6 @@ class Supervisor(Router):
 
     def _listen(self) -> None:
         listen = self.config.listen
-        if self.config.kv_events.enabled:
-            raise StartError("kv_events.enabled needs one process: set listen.workers to 1, or run several routers")
         sockets = listen_for(listen.host, listen.port, listen.workers)
         admin_socket = listeners.listen_too(sockets, listen.admin_host, listen.admin_port)
         self._data_sockets, self._sockets = sockets, (admin_socket,)
@@ -65,8 +64,7 @@ class Supervisor(Router):
     def _keep(self, secret: bytes | None) -> keeping.Kept:
         self._rows_fd = shared_file(self.config.listen.workers)
         self._rows = rows = Rows(self._rows_fd, self.config.listen.workers, 0)
-        alone = self.config.model_copy(update={"store": StoreConfig()})  # the workers ask the store
-        kept = keeping.keep(alone, None, self._clock)
+        kept = keeping.keep(self.config, secret, self._clock, shares=False)  # the workers ask the store
         self._figures = figures = Figures(kept.counters)
         memory = {field.name: getattr(kept.memory, field.name) for field in fields(Memory)}
         kept.memory = SummedMemory(**memory, figures=figures)
@@ -81,6 +79,7 @@ class Supervisor(Router):
     def _build(self, secret: bytes | None) -> None:
         super()._build(secret)
         kept = self._kept
+        self._caches = CacheTeller(kept.heard, self._tell) if kept.heard is not None else None
         self._shown = Shown(kept.registry, kept.pins, self._rows)
         self._housekeeping = Housekeeping(
             pins=kept.pins,
@@ -106,6 +105,8 @@ class Supervisor(Router):
     def _loops(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         yield from super()._loops()
         yield "word to the workers", self._watch_over
+        if self._caches is not None:
+            yield "word of caches to the workers", self._caches.run
 
     async def _serve(self) -> None:
         try:
@@ -184,9 +185,19 @@ class Supervisor(Router):
         return Workers(wanted, crew.serving if crew else 0, restarts, self._lost)
 
     def _start_of(self, number: int) -> Start:
-        config = self._for_workers(self.config)
-        secret, workers = self._kept.secret, config.listen.workers
-        return Start(config, secret, number, workers, self._specs, self._views, self._version, self._tenants())
+        kept, config, caches = self._kept, self._for_workers(self.config), self._caches
+        return Start(
+            config=config,
+            secret=kept.secret,
+            number=number,
+            workers=config.listen.workers,
+            specs=self._specs,
+            views=self._views,
+            version=self._version,
+            tenants=self._tenants(),
+            naming=kept.residents.key if kept.residents is not None else b"",
+            caches=caches.everything() if caches is not None else (),
+        )
 
     def _tenants(self) -> dict[str, int]:
         return self._shown.tenants(settings.tenants(self.config))
@@ -204,6 +215,9 @@ class Supervisor(Router):
             if name == "figures":
                 counts, holds = values
                 self._figures.take(worker, counts, holds, self.memory)
+            elif name == "called":
+                if self._kept.residents is not None:
+                    self._kept.residents.also_called(*values)
             elif name in IN_ORDER:
                 self._order.put(worker, values[0], (name, *values[1:]))
             else:
@@ -212,6 +226,10 @@ class Supervisor(Router):
         self._shown.refresh()
         if told:
             self._publish()
+
+    def _tell(self, *message: Any) -> None:
+        if self._crew is not None:
+            self._crew.tell(*message)
 
     def _give(self, worker: int, message: Message) -> None:
         getattr(self._intake, message[0])(worker, *message[1:])

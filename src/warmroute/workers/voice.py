@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..core.drift import grown
 from ..core.model import Decision, PinChange, Session
+from ..core.residency import Held
 from ..core.sketch import Sketch, sketch
 from ..core.usage import Usage
 from ..observe.record import RequestRecord
@@ -20,14 +21,14 @@ SOON = 0.02
 """Seconds that most messages may wait, so that a busy worker sends many at once."""
 _BYTES_BEFORE = 0.02
 """Seconds between the last byte of an answer and its account, on a machine that has too much to do."""
-_NOT_TOLD = ("prompt", "held", "hop")
-"""Fields of a record that stay in the worker: it exports spans itself, and prompts are told when they come."""
+_APART = ("prompt", "held", "hop")
+"""Fields behind the usage that are not told as they are: prompts are told when they come, hops stay here with their spans."""
 _FIELDS = [field.name for field in fields(RequestRecord)]
 _DECISION, _USAGE = _FIELDS.index("decision"), _FIELDS.index("usage")
 _MAKE: Callable[..., RequestRecord] = RequestRecord
 _BEFORE = attrgetter(*_FIELDS[:_DECISION])
 _BETWEEN = attrgetter(*_FIELDS[_DECISION + 1 : _USAGE])
-_BEHIND = attrgetter(*_FIELDS[_USAGE + 1 + len(_NOT_TOLD) :])
+_BEHIND = attrgetter(*_FIELDS[_USAGE + 1 + len(_APART) :])
 
 Tell = Callable[..., None]
 Named = tuple[bytes, str, bytes]
@@ -36,13 +37,16 @@ Named = tuple[bytes, str, bytes]
 
 def values_of(record: RequestRecord) -> tuple[Any, ...]:
     """A record as it is told: fields in their order, as plain values."""
-    usage = tuple(record.usage)
-    return (*_BEFORE(record), str(record.decision), *_BETWEEN(record), usage, *_BEHIND(record))
+    usage, held = tuple(record.usage), record.held
+    told = None if held is None else tuple(held)
+    return (*_BEFORE(record), str(record.decision), *_BETWEEN(record), usage, told, *_BEHIND(record))
 
 
 def record_of(values: tuple[Any, ...], prompt: Prompt) -> RequestRecord:
     """The record that was told, with its prompt put in."""
-    return _MAKE(*values[:_USAGE], Usage(*values[_USAGE]), prompt, None, None, *values[_USAGE + 1 :])
+    usage, held = values[_USAGE : _USAGE + 2]
+    was = None if held is None else Held(*held)
+    return _MAKE(*values[:_USAGE], Usage(*usage), prompt, was, None, *values[_USAGE + 2 :])
 
 
 class ToldPins(PinTable):

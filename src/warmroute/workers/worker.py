@@ -20,6 +20,7 @@ from ..membership import Membership, Watching
 from ..observe.record import RequestRecord
 from ..recognition.recent import Recent
 from ..tuning import quiet_libraries, raise_descriptor_limit, settle_memory
+from .caches import CacheView, ToldResidents
 from .messages import Channel, Message, open_channel
 from .replica import Replica
 from .rows import Cell, Head, Rows
@@ -34,7 +35,10 @@ _TOLD_EVERY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a worker is told first: everything that it has in common with the others."""
+    """What a worker is told first: everything that it has in common with the others.
+
+    `naming` is the key of the labels by which backends know sessions, `caches` what they are known to hold.
+    """
 
     config: Config
     secret: bytes
@@ -44,6 +48,8 @@ class Start:
     views: tuple[View, ...]
     version: int
     tenants: dict[str, int]
+    naming: bytes
+    caches: tuple[CacheView, ...]
 
 
 class Told(Membership):
@@ -87,6 +93,7 @@ class Worker(Router):
             self._clock,
             table=partial(ToldPins, rows, slots, tell),
             fleet=partial(Replica, rows, slots, tell),
+            caches=lambda naming, blocks: ToldResidents(self._start.naming, tell),
         )
         affinity, queue, truth = self.config.affinity, self.config.queue, self.config.truth
         last = Recent[Last](self._clock, expiry=affinity.idle_expiry, limit=truth.max_conversations)
@@ -113,6 +120,7 @@ class Worker(Router):
 
     async def _serve(self) -> None:
         self.take_views(*self._views)
+        self.take_caches(self._start.caches)
         self._door = SharedDoor(self._rows, self.config.limits, self._clock, self.counters)
         self._admin_tls = None
         await self._serve_on(self._data_server())
@@ -182,6 +190,12 @@ class Worker(Router):
             self._kept.queue.wake_all()
         self._rows.own[Head.VERSION] = version
 
+    def take_caches(self, views: Collection[CacheView]) -> None:
+        """Take over what has changed in the backends' caches."""
+        residents = self._kept.residents
+        if isinstance(residents, ToldResidents):
+            residents.take(views)
+
     def _available(self) -> set[str]:
         return {name for name, state in self.registry.backends.items() if state.available}
 
@@ -250,6 +264,8 @@ class Orders:
             match name:
                 case "views":
                     worker.take_views(*values)
+                case "caches":
+                    worker.take_caches(*values)
                 case "silent":
                     worker.silent(*values)
                 case "asleep":
