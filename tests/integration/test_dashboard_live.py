@@ -61,10 +61,10 @@ def fits(page: Page) -> bool:
 def crowded(page: Page) -> list[str]:
     """Cells of all tables that hold more than fits into them, or less than they should show."""
     found: list[str] = page.js(
-        """[...document.querySelectorAll('.grid tbody :is(td, th)')].filter((cell) => cell.offsetParent !== null).filter((cell) =>
+        """[...document.querySelectorAll('.grid tbody :is(td, th)')].filter((cell) => cell.offsetParent !== null && (
           cell.scrollWidth > cell.clientWidth + 1 ||
           [...cell.querySelectorAll('.clip.two')].some((text) => text.scrollHeight > text.clientHeight + 1)
-        ).map((cell) => `${cell.className}: ${cell.textContent.trim()}`)"""
+        )).map((cell) => `${cell.className}: ${cell.textContent.trim()}`)"""
     )
     return found
 
