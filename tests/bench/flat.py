@@ -4,8 +4,9 @@
 
 Routers run side by side and are asked in turn, each round all of them, so that what the machine does to one it does to all:
 one with three backends and few sessions, one that has first served a request of each of so many sessions, and one with so
-many backends. The ratio is that of a request's CPU time to the first one's: of conversations that go on, and of new ones
-alone. Each has a CPU to itself while it is asked, on which the others only look after their backends.
+many backends. The same conversations go on at each of them, and new ones come; the ratio is that of a request's CPU time to
+the first router's. What a router takes while it has nothing to do (checks, metrics of its backends) is told apart and not
+counted there. Each has a CPU to itself while it is asked, on which the others only look after their backends.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -86,15 +88,19 @@ class Load:
         seconds = sessions / _SLOWEST_PER_S + 10
         self._ask(subject, self._short, seconds, sessions, "--requests", sessions)
 
-    def measure(self, subject: Subject, seconds: float, sessions: int, *, new: bool = False) -> float:
-        """CPU microseconds of a request, of so many sessions in turn or, with `new`, of sessions that never were."""
-        before = cpu_seconds(subject.process)
+    def measure(self, subject: Subject, seconds: float, idle: float, sessions: int, *, new: bool = False) -> float:
+        """CPU microseconds of a request beyond what is used in any case (`idle`, in CPU seconds a second).
+
+        Of so many sessions in turn or, with `new`, of sessions that never were.
+        """
         words: tuple[object, ...] = ()
         if new:
             self._new += 1
             words, sessions = ("--prefix", f"new{self._new}-"), sys.maxsize
+        before, began = cpu_seconds(subject.process), time.monotonic()
         done = self._ask(subject, self._chat, seconds, sessions, *words)
-        return (cpu_seconds(subject.process) - before) * 1e6 / done
+        used = cpu_seconds(subject.process) - before - idle * (time.monotonic() - began)
+        return used * 1e6 / done
 
     def _ask(self, subject: Subject, file: Path, seconds: float, sessions: int, *words: object) -> float:
         asked = ("--body", file, "--connections", _CONNECTIONS, "--seconds", seconds, "--sessions", sessions, *words)
@@ -105,15 +111,27 @@ class Load:
         return requests
 
 
+def idle(subject: Subject, seconds: float) -> float:
+    """The share of a CPU that a router takes with nothing to do."""
+    before, began = cpu_seconds(subject.process), time.monotonic()
+    time.sleep(seconds)
+    return (cpu_seconds(subject.process) - before) / (time.monotonic() - began)
+
+
 def one_round(load: Load, subjects: Sequence[Subject], args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Figures by router. Raises BenchError."""
     found: dict[str, dict[str, float]] = {}
     for subject in subjects:
-        known = args.sessions if subject.name == KNOWN else _FEW_SESSIONS
-        found[subject.name] = {
-            "a conversation goes on: CPU us/request": load.measure(subject, args.seconds, known),
-            "a new conversation: CPU us/request": load.measure(subject, args.seconds, known, new=True),
+        resting = idle(subject, args.seconds)
+        found[subject.name] = figures = {
+            "a conversation goes on: CPU us/request": load.measure(subject, args.seconds, resting, _FEW_SESSIONS),
+            "a new conversation: CPU us/request": load.measure(subject, args.seconds, resting, 1, new=True),
+            "nothing to do: % of a CPU": resting * 100,
         }
+        if subject.name == KNOWN:
+            figures["any of all that are known: CPU us/request"] = load.measure(
+                subject, args.seconds, resting, args.sessions
+            )
     return found
 
 

@@ -65,7 +65,8 @@ def test_flat_asks_routers_that_know_and_have_more(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert list(found) == [FEW, KNOWN, WIDE]
     for figures in found.values():
-        assert len(figures) == 2
+        assert figures.pop("nothing to do: % of a CPU") >= 0
+        assert len(figures) >= 2
         assert min(figures.values()) > 0
     assert "a new conversation" in page.read_text()
 
