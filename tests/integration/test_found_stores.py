@@ -88,6 +88,7 @@ async def test_sentinels_tell_the_primary_and_its_death_is_nobodys_trouble(
     await load.run(0.3)
     assert load.failed == 0
     assert {s: await home((two, one)[i % 2], s) for i, s in enumerate(lived)} == lived
+    await until(lambda: up(one, two), within=20)  # a replica that has just taken over may be slow once more
     await agree(one, two, backends, ["after"])
 
     async def stored() -> bool:
@@ -168,6 +169,7 @@ async def test_a_cluster_holds_the_pins_of_all_and_its_failover_is_nobodys_troub
     await load.run(0.3)
     assert load.failed == 0
     assert {s: await home((two, one)[i % 2], s) for i, s in enumerate(lived)} == lived
+    await until(lambda: up(one, two), within=20)  # a replica that has just taken over may be slow once more
     await agree(one, two, backends, ["after"])
 
     async def stored() -> bool:

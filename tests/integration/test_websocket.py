@@ -328,7 +328,7 @@ class TestBytes:
         self, backends: list[Scripted], router: Router, client: RawClient
     ) -> None:
         """The place is given back although the client still reads and its own direction is open."""
-        said = os.urandom(1 << 20)
+        said = frame(2, os.urandom(1 << 20))  # without a frame around them, random bytes may be a close frame
         hold = asyncio.Event()
 
         async def half(talk: Talk) -> None:
