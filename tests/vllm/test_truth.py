@@ -151,7 +151,7 @@ async def test_the_router_counts_what_vllm_counts(servers: list[VllmServer], tmp
         for turn in range(6):
             for number, talk in enumerate(talks):
                 leaves = talk.stream and talk.kind != "responses" and turn == 2 + number % 3
-                left += await talk.turn(http, router.data, leave=(40 if number < len(kinds) else 900) if leaves else 0)
+                left += await talk.turn(http, router.data, leave=(40 if number < len(kinds) else 400) if leaves else 0)
         after = await counted(http, servers)
         after.subtract(before)
         tokens = await told(http, router)
@@ -251,6 +251,8 @@ async def test_what_a_shared_store_gives_back_is_reloaded(
     for quarter in BACK:
         gave = [(proof, tokens) for proof, tokens in found[quarter].reloads if proof.prompt % BLOCK != 1]
         assert len(gave) >= 2
-        for proof, tokens in gave:
-            assert tokens == proof.cached == (proof.prompt - 1) // BLOCK * BLOCK
+        for proof, _ in gave:
+            assert proof.cached == (proof.prompt - 1) // BLOCK * BLOCK
+        # One may still be in the server's own cache: by vLLM's counters, with which `run` compares the sums.
+        assert [tokens for proof, tokens in gave if tokens != proof.cached] in ([], [0])
     assert found["clock"].reloaded == found["behaves"].reloaded == 0
