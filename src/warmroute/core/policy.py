@@ -164,7 +164,7 @@ def _leave_cold(
     if not others:
         return None
     if pinned in candidates:
-        share = (sum(b.in_flight for b in candidates) + 1) * pinned.weight / sum(b.weight for b in candidates)
+        share = _share_of(candidates, size).in_flight * pinned.weight
         if pinned.in_flight + 1 <= max(bounds.near_in_flight, _limit(share, bounds.in_flight)):
             return None
     _, chosen = _place(fleet.ring, others, session.key, bounds, size)
@@ -301,16 +301,15 @@ def _place(
 
     The bounds count the session being placed, so one candidate always passes the first.
     """
-    share, home = _share_of(candidates, size), None
+    share, ordered = _share_of(candidates, size), list[Candidate]()
     for b in _ordered(ring, candidates, key):
-        home = home or b
+        ordered.append(b)
         if (
             b.sessions + 1 <= _limit(share.sessions * b.weight, bounds.sessions, bounds.even)
             and b.in_flight + 1 <= _limit(share.in_flight * b.weight, bounds.in_flight)
             and _small(b, share, bounds, size)
         ):
-            return home, b
-    ordered = list(_ordered(ring, candidates, key))
+            return ordered[0], b
     return ordered[0], _place_in_a_crowd(ordered, share, bounds, size)
 
 
