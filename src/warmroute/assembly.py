@@ -161,7 +161,6 @@ def _handler(
         intake=Intake(
             recognizer=recognizer,
             placement=placement,
-            others=kept.memory.shared,
             reader=reader_for(config.affinity.key_sources, forward.owned.names),
             owned=forward.owned,
             isolation=Isolation(config.isolation.cache_salt, kept.salt_key),

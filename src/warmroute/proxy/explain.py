@@ -8,7 +8,6 @@ from ..core import routes
 from ..core.headers import Headers, first_values
 from ..core.identity import Rung, digest
 from ..core.model import Reason
-from ..core.routes import Route
 from ..core.side import NOT_A_TURN
 from ..fleet.residents import Residents
 from ..recognition.conversations import Match
@@ -50,7 +49,9 @@ class Explainer:
             }
         request = Request(method, path, route.label, headers, first_values(headers), body, self.reader)
         model = self.placement.model_of(request.model)
-        turn = await self._turn(request, route, model, routes.response_id(route, raw_path), self.tenant_of(headers))
+        turn = await self.recognizer.recognise_together(
+            request, route, model, routes.response_id(route, raw_path), self.tenant_of(headers)
+        )
         turn.refused += self.recognizer.repeated(turn, headers)
         decision, elsewhere = await self.placement.foresee(turn.session, model, turn.wishes, len(body) >> 10)
         refused = dict(turn.refused)
@@ -72,13 +73,6 @@ class Explainer:
             "engine": decision.engine,
             "warm": self._warm(turn),
         }
-
-    async def _turn(self, request: Request, route: Route, model: str | None, response: str | None, tenant: str) -> Turn:
-        recognizer = self.recognizer
-        turn, others = recognizer.recognise(request, route, model, response, tenant), recognizer.memory.shared
-        if others is not None and (notes := recognizer.unknown(turn)) and await others.fetch(notes):
-            turn = recognizer.recognise(request, route, model, response, tenant)
-        return turn
 
     def _warm(self, turn: Turn) -> list[dict[str, Any]] | None:
         """What is left of the session on each engine that had it; None where backends are not asked to tell."""

@@ -7,7 +7,6 @@ from ..core.headers import Headers
 from ..core.questions import Asked, Asks, put_into
 from ..core.routes import Route, response_id
 from ..recognition.recognizer import Recognizer, Turn
-from ..recognition.sharing import SharedMemory
 from . import errors
 from .body import BodyRefused, Incoming, is_form
 from .client import Scope
@@ -37,7 +36,6 @@ class Intake:
         *,
         recognizer: Recognizer,
         placement: Placement,
-        others: SharedMemory | None,
         reader: FieldReader,
         owned: Owned,
         isolation: Isolation,
@@ -45,7 +43,6 @@ class Intake:
     ) -> None:
         self._recognizer = recognizer
         self._placement = placement
-        self._others = others
         self._reader = reader
         self._owned = owned
         self._isolation = isolation
@@ -86,12 +83,9 @@ class Intake:
         self, request: Request, route: Route, model: str | None, asked: str | None, tenant: Tenant
     ) -> Turn:
         """Whose turn a request is: one of its tenant's, and of nobody else's."""
-        recognizer, others = self._recognizer, self._others
-        turn = recognizer.recognise(request, route, model, asked, tenant.name)
-        if others is not None and (notes := recognizer.unknown(turn)) and await others.fetch(notes):
-            turn = recognizer.recognise(request, route, model, asked, tenant.name)
+        turn = await self._recognizer.recognise_together(request, route, model, asked, tenant.name)
         if len(request.named) != len(request.headers):
-            turn.refused += recognizer.repeated(turn, request.headers)
+            turn.refused += self._recognizer.repeated(turn, request.headers)
         if tenant.name:
             if turn.owner_unknown:
                 raise BodyRefused(errors.response_not_found())

@@ -14,7 +14,6 @@ from ..core.policy import NO_WISHES, Wishes
 from ..core.routes import Route
 from ..core.side import is_side_request, says_so
 from ..pins.memory import PinTable
-from ..pins.notes import Note
 from .conversations import Found, Match
 from .memory import Memory
 from .owners import Owner
@@ -122,15 +121,17 @@ class Recognizer:
         self._ask_owner(turn, view, response_id)
         return turn
 
-    def unknown(self, turn: Turn) -> list[Note]:
-        """What other routers might know of a turn that this one knows too little of; nothing where none are asked.
-
-        What `SharedMemory.fetch` finds of it is remembered, and the turn has to be recognised again then.
-        """
-        shared = self.memory.shared
+    async def recognise_together(
+        self, view: PromptView, route: Route, model: str | None, response_id: str | None = None, tenant: str = ""
+    ) -> Turn:
+        """`recognise`, once more if other routers know what this one does not; what they tell is remembered."""
+        turn, shared = self.recognise(view, route, model, response_id, tenant), self.memory.shared
         if shared is None:
-            return []
-        return shared.wanted(turn.history if turn.named is None else None, turn.found, turn.heads, turn.response)
+            return turn
+        notes = shared.wanted(turn.history if turn.named is None else None, turn.found, turn.heads, turn.response)
+        if notes and await shared.fetch(notes):
+            return self.recognise(view, route, model, response_id, tenant)
+        return turn
 
     def repeated(self, turn: Turn, headers: Headers) -> tuple[tuple[str, str], ...]:
         """The source that won, as refused in part, if its header came more than once with values that differ."""
