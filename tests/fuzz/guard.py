@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import uvicorn
 from uvicorn.server import ServerState
 
 from warmroute.config import Config
 from warmroute.observe.counters import RequestCounters
-from warmroute.proxy.client import Receive, Scope, Send
+from warmroute.proxy.body import ClientLeft
+from warmroute.proxy.client import Client
 from warmroute.proxy.deadlines import Door
 from warmroute.proxy.handshake import SwitchingProtocol
+from warmroute.proxy.heads import Found, KnownHeads
 from warmroute.proxy.refusals import Refusals
 
 from .pieces import Case, Dice
@@ -129,6 +130,19 @@ _CONTROL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")
 _ANSWER = re.compile(rb"HTTP/1\.1 (100|[2-5][0-9]{2}) [^\r\n]*\r\n")
 
 
+_ID = re.compile(rb"x-request-id: [^\r]*\r\n")
+
+
+class _Nothing(KnownHeads):
+    """Every head is new."""
+
+    def find(self, data: bytes) -> Found | None:
+        return None
+
+
+_NOTHING = _Nothing(time.monotonic)
+
+
 class Target:
     """Feeds cases to a protocol whose application reads each body to its end and answers 200."""
 
@@ -137,12 +151,12 @@ class Target:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._uvicorn = uvicorn.Config(self._app, ws="none", lifespan="off", log_config=None, access_log=False)
-        self._uvicorn.load()
         limits = Config.from_urls(["http://127.0.0.1:9"]).limits
         self._door = Door(limits, time.monotonic, RequestCounters())
         self._refusals = Refusals(lambda record: None, time.monotonic, time.time)
+        self._known = KnownHeads(time.monotonic)
         self._wrong: list[str] = []
+        self._seen: list[object] = []
         self._loop.set_exception_handler(lambda loop, context: self._wrong.append(repr(context)))
 
     def close(self) -> None:
@@ -150,33 +164,40 @@ class Target:
 
     build = staticmethod(build)
 
-    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        hosts = sum(name == b"host" for name, _ in scope["headers"])
-        if hosts != 1 and not (hosts == 0 and scope["http_version"] == "1.0"):
+    async def _app(self, client: Client) -> None:
+        head = client.head
+        hosts = sum(name == b"host" for name, _ in head.headers)
+        if hosts != 1 and not (hosts == 0 and head.version == "1.0"):
             self._wrong.append(f"{hosts} Host headers reach the application")
-        coded = [value for name, value in scope["headers"] if name == b"transfer-encoding"]
-        if coded and (len(coded) > 1 or any(name == b"content-length" for name, _ in scope["headers"])):
-            self._wrong.append(f"a body framed twice reaches the application: {scope['headers']}")
-        if any(_CONTROL.search(part) for pair in scope["headers"] for part in pair):
-            self._wrong.append(f"control characters reach the application: {scope['headers']}")
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            if not message.get("more_body"):
-                break
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        coded = [value for name, value in head.headers if name == b"transfer-encoding"]
+        if coded and (len(coded) > 1 or any(name == b"content-length" for name, _ in head.headers)):
+            self._wrong.append(f"a body framed twice reaches the application: {head.headers}")
+        if any(_CONTROL.search(part) for pair in head.headers for part in pair):
+            self._wrong.append(f"control characters reach the application: {head.headers}")
+        body = b""
+        try:
+            while not client.whole and client.broken is None:
+                body += await client.take()
+            body += await client.take()
+        except ClientLeft:
+            self._seen.append((head, body, "left"))
+            return
+        self._seen.append((head, body, client.broken))
+        client.start(200, [(b"content-length", b"0")])
+        await client.body(b"", more=False)
 
     def check(self, case: Case) -> None:
         self._wrong.clear()
-        self._loop.run_until_complete(self._run(case))
+        told = [self._loop.run_until_complete(self._run(case, known)) for known in (_NOTHING, self._known, self._known)]
         assert not self._wrong, self._wrong
+        assert told[0] == told[1] == told[2], "what is known of heads changes what is understood, or answered"
 
-    async def _run(self, case: Case) -> None:
+    async def _run(self, case: Case, known: KnownHeads) -> tuple[object, bytes]:
+        """What the application was given, and what the client got, without the ids of answers."""
+        self._seen = []
         state, wire = ServerState(), Wire()
-        make: Callable[..., Any] = SwitchingProtocol.behind(self._door, self._refusals)
-        protocol = make(config=self._uvicorn, server_state=state, app_state={}, _loop=self._loop)
+        make: Callable[..., Any] = SwitchingProtocol.behind(self._door, self._refusals, known, self._app)
+        protocol = make(config=None, server_state=state, app_state={}, _loop=self._loop)
         protocol.connection_made(wire)
         for piece in case:
             if not wire.closed:
@@ -199,3 +220,4 @@ class Target:
                 self._wrong.append(repr(task.exception()))
         assert not self._door.guests
         assert not wire.out or _ANSWER.match(wire.out), bytes(wire.out[:100])
+        return self._seen, _ID.sub(b"", bytes(wire.out))

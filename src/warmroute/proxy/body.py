@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from . import errors
-from .client import Receive
 from .errors import RouterError
 
 
@@ -17,9 +16,17 @@ class BodyRefused(Exception):
 
 
 class BodySource(Protocol):
-    """The connection that a body comes from; `broken` says why the rest of it will not."""
+    """Where a body comes from. `length` is announced, in bytes; `whole`: all has come; `broken` says why the rest will not."""
 
-    broken: RouterError | None
+    length: int | None
+
+    @property
+    def whole(self) -> bool: ...
+    @property
+    def broken(self) -> RouterError | None: ...
+
+    async def take(self) -> bytes:
+        """What has come since, at least a byte unless it has ended. Raises ClientLeft."""
 
 
 class ClientLeft(Exception):
@@ -35,12 +42,10 @@ class Incoming:
 
     watch: Callable[[bytes], None] | None = None
 
-    def __init__(self, receive: Receive, named: Mapping[bytes, bytes], limit: int, connection: BodySource) -> None:
-        announced = named.get(b"content-length")
-        self.length = int(announced) if announced is not None and announced.isdigit() else None
-        self._receive = receive
+    def __init__(self, source: BodySource, limit: int) -> None:
+        self.length = source.length
+        self._source = source
         self._limit = limit
-        self._connection = connection
         self.read = 0
         self.ended = False
 
@@ -65,19 +70,16 @@ class Incoming:
         """The next piece; it may be empty, and is at the end."""
         if self.ended:
             return b""
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        part: bytes = message.get("body", b"")
+        part = await self._source.take()
         self.read += len(part)
         if self.read > self._limit:
             raise BodyRefused(errors.body_too_large(self._limit))
         if self.watch is not None:
             self.watch(part)
-        if not message.get("more_body", False):
+        if self._source.whole:
             self.ended = True
-        elif self._connection.broken is not None:
-            raise BodyRefused(self._connection.broken)
+        elif self._source.broken is not None:
+            raise BodyRefused(self._source.broken)
         return part
 
 

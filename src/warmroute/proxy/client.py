@@ -1,75 +1,158 @@
-"""The client's side of one request: sends the answer, and knows when nobody waits for it any more."""
+"""The client's side of one request: what comes of its body, the answer that goes back, and whether anybody waits for it."""
 
-from collections.abc import Callable, Coroutine, MutableMapping
+import asyncio
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Protocol
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ..core.headers import Headers
-from .server import EXTENSION, DataProtocol
+from .body import ClientLeft
+from .errors import RouterError
+from .heads import Head
+from .wire import Wire
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Coroutine[Any, Any, MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Coroutine[Any, Any, None]]
 _WITHOUT_BODY = (204, 304)
 
 _SWITCHED = 101
 _SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
 
+_HIGH_WATER = 256 << 10
+"""Bytes of a body that may wait to be taken before reading pauses."""
+
+
+class ClientConnection(Protocol):
+    """The connection of a client, as its requests see it. `broken` says why the rest of the body being read will not come."""
+
+    wire: Wire
+    flow: FlowControl
+    broken: RouterError | None
+    pipeline: "deque[Client]"
+
+    def begins_to_answer(self, client: "Client") -> None:
+        """The answer's head is made: `client.keep_alive` says whether another request may follow."""
+
+    def answered(self, client: "Client") -> None:
+        """The last byte of the answer was handed over."""
+
 
 class Client:
-    """Sends head and body past ASGI, whose messages cost more than the bytes. Within its `with` block `gone` tells whether the
-    client has left.
+    """One request of a client. Its answer is sent past ASGI, whose messages cost more than the bytes.
 
-    `finished` is True once the last byte of an answer was handed over; `bytes_out` counts its body.
+    `length`: bytes of its body, None where it does not say; `whole`: all of it has come. `gone`: the client has left.
+    `started` and `complete` tell of the answer, whose body's bytes `bytes_out` counts; `finished` is True once its last byte
+    was handed over, or whatever stands for that. `switches`: it asks for a WebSocket, and behind it nothing is HTTP.
     """
 
     __slots__ = (
-        *("_chunked", "_cycle", "_flow", "_head", "_left", "_on_gone", "_scope", "_silent"),
-        *("bytes_out", "connection", "finished", "gone", "has_length", "started"),
+        *("_chunked", "_expects", "_flow", "_left", "_line", "_on_gone", "_parts", "_silent", "_size", "_waiter"),
+        *("bytes_out", "complete", "connection", "finished", "gone", "has_length", "head", "keep_alive", "started"),
+        *("length", "switches", "whole"),
     )
 
-    def __init__(self, scope: Scope) -> None:
-        self.connection: DataProtocol = scope["extensions"][EXTENSION]
-        self._cycle = self.connection.running
-        self._flow = self.connection.flow
-        self._scope = scope
+    def __init__(self, connection: ClientConnection, head: Head, length: int | None) -> None:
+        self.connection = connection
+        self.head = head
+        self.length = length
+        self.keep_alive = head.keep_alive
+        self._flow = connection.flow
+        self._expects = head.expects
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
         self._on_gone: Callable[[], None] | None = None
-        self._head = b""
-        self._chunked = self._silent = False
+        self._line = b""
         self._left = 0
-        self.gone = False
-        self.started = False
-        self.has_length = False
-        self.finished = False
+        self._chunked = self._silent = self.switches = False
+        self.whole = self.gone = self.started = self.complete = self.finished = self.has_length = False
         self.bytes_out = 0
 
+    def __repr__(self) -> str:
+        state = "gone" if self.gone else "complete" if self.complete else "started" if self.started else "waits"
+        return f"<Client {self.head.method} {state}{'' if self.whole else ', its body comes'}>"
+
+    # What the connection tells
+
+    def comes(self, data: bytes) -> None:
+        """Some bytes of the body have come."""
+        if self.complete:
+            return
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > _HIGH_WATER:
+            self._flow.pause_reading()
+        self.wake()
+
+    def ends(self) -> None:
+        """All of the request has come."""
+        self.whole = True
+        self.wake()
+
+    def left(self) -> None:
+        """The client has gone away."""
+        self.gone = True
+        self.wake()
+        if self._on_gone is not None:
+            self._on_gone()
+
+    def wake(self) -> None:
+        """Let whoever waits for the body look again."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What is read of it
+
+    @property
+    def broken(self) -> RouterError | None:
+        """Why the rest of its body will not come; None while it may."""
+        return None if self.whole else self.connection.broken
+
+    async def take(self) -> bytes:
+        """What has come of the body since, which may be nothing at its end. Raises ClientLeft."""
+        if self._expects and not self.started:
+            self._expects = False
+            self.connection.wire.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self._parts or self.whole or self.gone or self.complete or self.connection.broken):
+            self._flow.resume_reading()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self.gone or self.complete:
+            raise ClientLeft
+        parts = self._parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._size = 0
+        return data
+
+    # Whether anybody waits
+
     def __enter__(self) -> None:
-        self.connection.watch(self._has_left)
+        if self.connection.wire.is_closing():
+            self.left()
+        elif not self.connection.pipeline:
+            # A large body may have paused reading, and a paused connection does not notice its end.
+            self._flow.resume_reading()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._on_gone = None
-        self.connection.watch(None)
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call this when the client leaves within the `with` block; the last one given counts."""
+        self._on_gone = callback
+
+    # The answer
 
     def for_pages(self) -> list[tuple[bytes, bytes]]:
         """The header that lets a page of a browser read an answer of the router's own, if a page asks.
 
         As vLLM's own answers by default: nothing here depends on cookies.
         """
-        asked = any(name == b"origin" for name, _ in self._scope["headers"])
-        return [(b"access-control-allow-origin", b"*")] if asked else []
-
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        """Call this when the client leaves; the last one given counts."""
-        self._on_gone = callback
-
-    def _has_left(self) -> None:
-        self.gone = True
-        if self._on_gone is not None:
-            self._on_gone()
+        return [(b"access-control-allow-origin", b"*")] if b"origin" in self.head.named else []
 
     def start(self, status: int, headers: Headers) -> None:
         """Give the head; it travels with the first part of the body, which must follow at once.
@@ -77,14 +160,12 @@ class Client:
         Names are lower case. A body of no stated length is sent in chunks.
         """
         self.started = True
-        cycle = self._cycle
-        cycle.response_started = True
         if status == _SWITCHED:
             lines = [_SWITCHING, *(b"%b: %b\r\n" % pair for pair in headers), b"\r\n"]
             self.connection.wire.write(b"".join(lines))
             return
-        cycle.waiting_for_100_continue = False
-        self.connection.answer_begins()
+        self._expects = False
+        self.connection.begins_to_answer(self)
         parts = [STATUS_LINE[status]]
         closes = False
         for name, value in headers:
@@ -93,30 +174,29 @@ class Client:
                 self.has_length = True
                 self._left = int(value)
             elif name == b"connection" and b"close" in value.lower():
-                closes, cycle.keep_alive = True, False
-        if not cycle.keep_alive and not closes:
+                closes, self.keep_alive = True, False
+        if not self.keep_alive and not closes:
             parts.append(b"connection: close\r\n")
-        self._silent = self._scope["method"] == "HEAD"
+        self._silent = self.head.method == "HEAD"
         if not (self.has_length or self._silent or status in _WITHOUT_BODY):
             self._chunked = True
             parts.append(b"transfer-encoding: chunked\r\n")
         parts.append(b"\r\n")
-        self._head = b"".join(parts)
-        if self._head.count(b"\r\n") != len(headers) + 2 + (not cycle.keep_alive and not closes) + self._chunked:
+        self._line = b"".join(parts)
+        if self._line.count(b"\r\n") != len(headers) + 2 + (not self.keep_alive and not closes) + self._chunked:
             raise RuntimeError("a header of the answer has a line break in it")
 
     async def body(self, data: bytes, *, more: bool) -> None:
         """Send a part of the body; waits while the client reads too slowly."""
         self.bytes_out += len(data)
         self.finished = not more
-        if self._flow.write_paused and not self._cycle.disconnected:
+        if self._flow.write_paused and not self.gone:
             await self._flow.drain()
         self.put(data, more=more)
 
     def put(self, data: bytes, *, more: bool) -> None:
         """Send a part of the body now, uncounted."""
-        cycle = self._cycle
-        if cycle.disconnected:
+        if self.gone:
             return
         if self._silent:
             data = b""
@@ -126,16 +206,14 @@ class Client:
             self._left -= len(data)
             if self._left < 0 or (self._left and not more):
                 raise RuntimeError("an answer is not as long as its content-length says")
-        if self._head:
-            data, self._head = self._head + data, b""
+        if self._line:
+            data, self._line = self._line + data, b""
         if data:
             self.connection.wire.write(data)
         if not more:
-            cycle.response_complete = True
-            cycle.message_event.set()
-            if not cycle.keep_alive:
-                self.connection.wire.close()
-            cycle.on_response()
+            self.complete = True
+            self.wake()
+            self.connection.answered(self)
 
     async def drained(self) -> None:
         """Wait until the client has read most of what was sent to it, or has gone."""

@@ -9,11 +9,12 @@ from urllib.parse import unquote
 
 from .. import __version__
 from ..core import routes
+from ..core.headers import first_values
 from ..core.routes import Protocol, Route
 from ..fleet.registry import Registry
 from . import errors
 from .answers import send_error
-from .client import Client, Receive, Scope, Send
+from .client import Client
 from .errors import RouterError
 from .handler import Handler
 from .handshake import refusal
@@ -24,8 +25,8 @@ from .tenants import DEFAULT, Tenant, Tenants
 log = logging.getLogger("warmroute.proxy")
 
 
-_SHORT_BODY_DIGITS = 5
-"""A body whose length has no more digits is read and forgotten; a longer one is not worth it for a refusal."""
+_SHORT_BODY = 99_999
+"""Bytes of a body that are read and forgotten; a longer one is not worth it for a refusal."""
 
 
 def health_answer(path: str, not_ready: list[str], stopping: bool) -> tuple[int, bytes] | None:
@@ -43,7 +44,7 @@ def health_answer(path: str, not_ready: list[str], stopping: bool) -> tuple[int,
 
 
 class DataApp:
-    """The ASGI application of the data port; whatever goes wrong inside becomes one JSON error and one counted log line.
+    """Answers the requests of the data port; whatever goes wrong inside becomes one JSON error and one counted log line.
 
     `handler` and `keys` may be replaced at any time: what runs ends where it began. Without keys everybody is served.
     """
@@ -65,30 +66,12 @@ class DataApp:
         self._tenants = tenants
         self.keys: Keys | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        client = Client(scope)
-        raw_path: bytes = scope["raw_path"]
-        route = routes.find(raw_path)
+    async def __call__(self, client: Client) -> None:
+        """Answer one request, whatever it is."""
+        route = routes.find(client.head.path)
         protocol = route.protocol if route else Protocol.OPENAI
         try:
-            if route is None:
-                await self._elsewhere(scope, client)
-            elif scope["method"] == "OPTIONS":
-                # A browser asks whether a page may call: what vLLM allows (--allowed-origins) is for vLLM to say.
-                beside = replace(route, shape=None, beside=True)
-                await self._handle(beside, scope, client, receive, self._tenants.get(DEFAULT))
-            elif (tenant := self._tenant(scope)) is None:
-                await self._refuse(client, scope, errors.no_key(), route)
-            elif scope["method"] not in route.methods:
-                await self._refuse(client, scope, errors.method_not_allowed(route.label, route.methods), route)
-            elif route is routes.REALTIME and (error := refusal(scope)) is not None:
-                await self._refuse(client, scope, error, route)
-            elif route is routes.MODELS or route is routes.MODEL:
-                await self._models(route, scope, client, receive, tenant)
-            else:
-                await self._handle(route, scope, client, receive, tenant)
+            await self._serve(route, client)
         except asyncio.CancelledError:  # uvicorn's last word when the time for stopping is over
             if not client.started:
                 await send_error(client, errors.own_fault("the router is stopping"), protocol)
@@ -97,75 +80,95 @@ class DataApp:
             self._internal_error("data")
             if not client.started:
                 await send_error(client, errors.internal(), protocol)
+        finally:
+            if not (client.complete or client.gone):  # it broke off: what the client has of it must not look whole
+                client.connection.wire.close()
 
-    def _tenant(self, scope: Scope) -> Tenant | None:
+    async def _serve(self, route: Route | None, client: Client) -> None:
+        method = client.head.method
+        if route is None:
+            await self._elsewhere(client)
+        elif method == "OPTIONS":
+            # A browser asks whether a page may call: what vLLM allows (--allowed-origins) is for vLLM to say.
+            await self._handle(replace(route, shape=None, beside=True), client, self._tenants.get(DEFAULT))
+        elif (tenant := self._tenant(client)) is None:
+            await self._refuse(client, errors.no_key(), route)
+        elif method not in route.methods:
+            await self._refuse(client, errors.method_not_allowed(route.label, route.methods), route)
+        elif route is routes.REALTIME and (error := refusal(client)) is not None:
+            await self._refuse(client, error, route)
+        elif route is routes.MODELS or route is routes.MODEL:
+            await self._models(route, client, tenant)
+        else:
+            await self._handle(route, client, tenant)
+
+    def _tenant(self, client: Client) -> Tenant | None:
         """Who asks; None for who shows no key where keys are asked for. What is shown goes no further then."""
         if self.keys is None:
             return self._tenants.get(DEFAULT)
-        headers = scope["headers"]
-        scope["headers"] = without_keys(headers)
-        name = self.keys.tenant(headers)
+        head = client.head
+        headers = without_keys(head.headers)
+        client.head = replace(head, headers=headers, named=first_values(headers))
+        name = self.keys.tenant(head.headers)
         return None if name is None else self._tenants.get(name)
 
-    async def _handle(self, route: Route, scope: Scope, client: Client, receive: Receive, tenant: Tenant) -> None:
+    async def _handle(self, route: Route, client: Client, tenant: Tenant) -> None:
         with tenant.request() as refused:
             if refused is None:
-                await self.handler.handle(route, scope, client, receive, tenant)
+                await self.handler.handle(route, client, tenant)
             else:
-                await self._refuse(client, scope, refused, route, tenant)
+                await self._refuse(client, refused, route, tenant)
 
-    async def _elsewhere(self, scope: Scope, client: Client) -> None:
-        path = scope["raw_path"].decode("latin-1")  # undecoded, as every other path: %72eadyz is not there
+    async def _elsewhere(self, client: Client) -> None:
+        path = client.head.path.decode("latin-1")  # undecoded, as every other path: %72eadyz is not there
         health = health_answer(path, self._registry.not_ready(), self._stopping())
         if health is None and path == "/":
             health = 200, json.dumps({"name": "warmroute", "version": __version__}).encode()
         if health is None:
-            await self._refuse(client, scope, errors.not_found(path))
-        elif scope["method"] not in ("GET", "HEAD"):
-            await self._refuse(client, scope, errors.method_not_allowed(path, ("GET", "HEAD")))
+            await self._refuse(client, errors.not_found(path))
+        elif client.head.method not in ("GET", "HEAD"):
+            await self._refuse(client, errors.method_not_allowed(path, ("GET", "HEAD")))
         else:
             await _send_json(client, *health)
 
-    async def _models(self, route: Route, scope: Scope, client: Client, receive: Receive, tenant: Tenant) -> None:
+    async def _models(self, route: Route, client: Client, tenant: Tenant) -> None:
         """The union of what the backends list; the first that lists a model describes it.
 
         Where no list could be read (a backend wants a key for it) the client's own request is passed on.
         """
-        raw_path = scope["raw_path"]
         cards: dict[str, dict[str, object]] = {}
         for backend in self._registry.backends.values():
             if backend.available:
                 for card in backend.model_cards:
                     cards.setdefault(str(card["id"]), card)
-        name = unquote(raw_path.removeprefix(b"/v1/models").removeprefix(b"/").decode("latin-1"))
+        name = unquote(client.head.path.removeprefix(b"/v1/models").removeprefix(b"/").decode("latin-1"))
         if not cards and any(backend.available for backend in self._registry.backends.values()):
-            await self._handle(route, scope, client, receive, tenant)
+            await self._handle(route, client, tenant)
         elif not cards:
-            await self._refuse(client, scope, errors.none_available(self._registry.unavailable()), route)
+            await self._refuse(client, errors.none_available(self._registry.unavailable()), route)
         elif not name:
             await _send_json(client, 200, json.dumps({"object": "list", "data": list(cards.values())}).encode())
         elif name in cards:
             await _send_json(client, 200, json.dumps(cards[name]).encode())
         else:
-            await self._refuse(client, scope, errors.unknown_model(name, sorted(cards)), route)
+            await self._refuse(client, errors.unknown_model(name, sorted(cards)), route)
 
     async def _refuse(
         self,
         client: Client,
-        scope: Scope,
         error: RouterError,
         route: Route | None = None,
         tenant: Tenant | None = None,
     ) -> None:
         """Refuse a request whose body was not read; the connection ends with it if such a body may follow."""
-        named = dict(scope["headers"])
-        length = named.get(b"content-length", b"0")
-        follows = b"expect" in named or b"transfer-encoding" in named or len(length) > _SHORT_BODY_DIGITS
+        head = client.head
+        named = head.named
+        follows = b"expect" in named or b"transfer-encoding" in named or (client.length or 0) > _SHORT_BODY
         told, body = self._refusals.answer(
             error,
             route,
-            method=scope["method"],
-            headers=scope["headers"],
+            method=head.method,
+            headers=head.headers,
             since=None,
             tenant=tenant.name if tenant is not None else "",
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..core.forward import COOKIE
-from ..core.headers import first_values, request_head, request_id, response_headers
+from ..core.headers import request_head, request_id, response_headers
 from ..core.identity import digest
 from ..core.model import Decision, Failure, Phase, Reason
 from ..core.relay import Relay, RelayState
@@ -26,7 +26,7 @@ from ..truth.ledger import NO_PROMPT, Ledger
 from . import errors
 from .answers import Answers, send_error
 from .body import BodyRefused, ClientLeft, Incoming
-from .client import Client, Outflow, Receive, Scope
+from .client import Client, Outflow
 from .connection import ClientGone, Connection, UpstreamError
 from .errors import Code
 from .handshake import SWITCHED
@@ -95,22 +95,22 @@ class Handler:
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
 
-    async def handle(self, route: Route, scope: Scope, client: Client, receive: Receive, tenant: Tenant) -> None:
+    async def handle(self, route: Route, client: Client, tenant: Tenant) -> None:
         """Answer one request of the model API, which this tenant sends."""
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        named = first_values(headers)
+        head = client.head
+        named = head.named
         record = RequestRecord(
             id=request_id(named.get(b"x-request-id"), f"{self._id_prefix}{next(self._ids):08x}"),
-            method=str(scope["method"]),
+            method=head.method,
             path=route.label,
             started=self._clock(),
             time=time.time(),
             hop=self._hop(named.get(b"traceparent")) if self._hop is not None else None,
             tenant=tenant.name,
         )
-        incoming = Incoming(receive, named, tenant.limits.body or self._body_limit, client.connection)
+        incoming = Incoming(client, tenant.limits.body or self._body_limit)
         try:
-            taken = await self._intake.take(route, scope, headers, named, incoming, tenant)
+            taken = await self._intake.take(route, head, incoming, tenant)
             x = InFlight(taken.request, route, client, record, taken.turn, taken.model, taken.asked)
             x.upload = None if incoming.ended else Upload(incoming)
             with client:

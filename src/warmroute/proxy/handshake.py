@@ -7,7 +7,7 @@ from ..core import routes, websocket
 from ..core.headers import Headers
 from ..core.model import Failure, Phase
 from . import errors
-from .client import Scope
+from .client import Client
 from .connection import HIGH_WATER, Connection, UpstreamError
 from .deadlines import Wait, Waiting
 from .errors import RouterError
@@ -16,15 +16,14 @@ from .server import DataProtocol
 SWITCHED = 101
 """The status of an answer after which the connection is a WebSocket."""
 
-_HELD = "warmroute.websocket"
-"""The key of the ASGI scope's extensions that marks a handshake behind which the connection speaks no more HTTP."""
 
-
-def refusal(scope: Scope) -> RouterError | None:
+def refusal(client: Client) -> RouterError | None:
     """Why a request that can only be a handshake is none; None if it is one."""
-    if _HELD in scope["extensions"]:
+    if client.switches:
         return None
-    return _fault(scope["headers"], scope["http_version"]) or errors.bad_handshake("is not understood")
+    head = client.head
+    told = [] if client.length is None else [(b"content-length", b"%d" % client.length)]
+    return _fault([*head.headers, *told], head.version) or errors.bad_handshake("is not understood")
 
 
 def _fault(headers: Headers, http_version: str) -> RouterError | None:
@@ -56,23 +55,26 @@ class SwitchingProtocol(DataProtocol):
 
     def waiting(self) -> Waiting | None:
         seen = super().waiting()
-        if seen is not None or self.tunnel is None or self.transport.is_closing():
+        if seen is not None or self.tunnel is None or self.wire.is_closing():
             return seen
         return self.tunnel()
 
     def time_out(self, wait: Wait) -> None:
         if self.tunnel is not None:
-            self.cycle.response_complete = True  # from now on it is waited only for the client to take what is left
+            assert self.latest is not None
+            self.latest.complete = True  # from now on it is waited only for the client to take what is left
         super().time_out(wait)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        scope = self.scope
-        here = scope["raw_path"] == routes.REALTIME.label.encode() and scope["method"] in routes.REALTIME.methods
-        if not here or _fault(self.headers, scope["http_version"]) is not None:
+        client = self.latest
+        assert client is not None
+        head = client.head
+        here = head.path == routes.REALTIME.label.encode() and head.method in routes.REALTIME.methods
+        if not here or _fault(self.headers, head.version) is not None:
             super()._ignore_upgrade(rest)
             return
-        scope["extensions"][_HELD] = {}
-        self.cycle.keep_alive = False  # of an answer that refuses: what follows may be frames already
+        client.switches = True
+        client.keep_alive = False  # of an answer that refuses: what follows may be frames already
         self.early = []
         self._hold(rest)
 

@@ -1,24 +1,22 @@
 """Takes a request in: reads it, finds out whose turn it is, and makes of its body what a backend may get."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..core.headers import Headers
 from ..core.questions import Asked, Asks, put_into
 from ..core.routes import Route, response_id
 from ..recognition.recognizer import Recognizer, Turn
 from . import errors
 from .body import BodyRefused, Incoming, is_form
-from .client import Scope
+from .heads import Head
 from .isolation import Isolation
 from .owned import Owned
 from .placement import Placement
-from .request import FieldReader, Request, target_of
+from .request import FieldReader, Request
 from .tenants import Tenant
 from .upload import OPENING
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """A request as it was taken in: `asked` is what is sent on of it."""
 
@@ -54,24 +52,23 @@ class Intake:
     async def take(
         self,
         route: Route,
-        scope: Scope,
-        headers: Headers,
-        named: Mapping[bytes, bytes],
+        head: Head,
         incoming: Incoming,
         tenant: Tenant,
     ) -> Taken:
+        named = head.named
         if is_form(named):
             incoming.watch = self._owned.watch(named)
             body = await incoming.at_least(OPENING)
         else:
             body = await incoming.whole()
-        request = Request(str(scope["method"]), target_of(scope), route.label, headers, named, body, self._reader)
+        request = Request(head.method, head.target, route.label, head.headers, named, body, self._reader)
         model = self._placement.model_of(request.model)
         if model is None and not incoming.ended:
             request.body = await incoming.whole(body)
             model = self._placement.model_of(request.model)
         self._owned.apply(request)
-        turn = await self._recognised(request, route, model, response_id(route, scope["raw_path"]), tenant)
+        turn = await self._recognised(request, route, model, response_id(route, head.path), tenant)
         fields = tenant.fields(request, route.shape)
         if self._isolation.mode != "off":
             fields += self._isolation.fields(request, tenant, turn.session)

@@ -12,7 +12,6 @@ from ..core.headers import Headers
 from ..core.routes import REALTIME
 from ..recognition.recognizer import FIELDS
 from .body import is_form
-from .client import Scope
 
 _NO_RAW = msgspec.Raw(b"")
 _value = msgspec.json.Decoder()
@@ -196,10 +195,3 @@ def _multipart_model(body: bytes) -> str | None:
         if blank_line and ended and value and len(value) <= 256:
             return value.decode("utf-8", "replace")
     return None
-
-
-def target_of(scope: Scope) -> bytes:
-    """Path and query exactly as they came."""
-    path: bytes = scope["raw_path"]
-    query: bytes = scope["query_string"]
-    return path + b"?" + query if query else path

@@ -165,7 +165,7 @@ class Tunnel:
             if not back.lost:
                 back.transport.abort()
                 front.transport.abort()
-            guest.cycle.response_complete = True
+            self._client.complete = True
         if self._failure is not None:
             self._client.finished = True
             raise UpstreamError(self._failure)
@@ -192,7 +192,7 @@ class Tunnel:
         if not end.lost:
             end.transport.abort()
             return
-        self._guest.cycle.response_complete = True  # from now on the client is waited for like any that is idle
+        self._client.complete = True  # from now on the client is waited for like any that is idle
         if front.ended:
             front.close()
         else:
