@@ -29,7 +29,6 @@ from .observe.writer import BackgroundWriter
 from .proxy.data import DataApp
 from .proxy.deadlines import Door
 from .proxy.handshake import SwitchingProtocol
-from .proxy.heads import KnownHeads
 from .proxy.pools import Pools
 from .proxy.refusals import Refusals
 from .web.admin import AdminApp
@@ -126,12 +125,10 @@ class Router:
         await asyncio.gather(*(server.ready.wait() for server in servers))
 
     def _data_server(self) -> listeners.Server:
-        limits, protocol = (
-            self.config.limits,
-            SwitchingProtocol.behind(self._door, self._refusals, KnownHeads(self._clock), self._data_app),
-        )
+        limits, app = self.config.limits, self._data_app
+        protocol = SwitchingProtocol.behind(self._door, self._refusals, app, self._clock)
         self._data_tls = Secure.by(self._certificates.data, limits.head_timeout, self.counters.handshake_failed)
-        return listeners.server(self._data_app, protocol, limits.shutdown, self._door, self._data_tls)
+        return listeners.server(app, protocol, limits.shutdown, self._door, self._data_tls)
 
     def _admin_server(self) -> listeners.Server:
         timeout = self.config.limits.head_timeout

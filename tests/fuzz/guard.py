@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from uvicorn.server import ServerState
@@ -196,7 +197,7 @@ class Target:
         """What the application was given, and what the client got, without the ids of answers."""
         self._seen = []
         state, wire = ServerState(), Wire()
-        make: Callable[..., Any] = SwitchingProtocol.behind(self._door, self._refusals, known, self._app)
+        make: Callable[..., Any] = partial(SwitchingProtocol, self._door, self._refusals, known, self._app)
         protocol = make(config=None, server_state=state, app_state={}, _loop=self._loop)
         protocol.connection_made(wire)
         for piece in case:

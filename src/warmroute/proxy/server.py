@@ -57,9 +57,11 @@ class DataProtocol(Reading, asyncio.Protocol):
         self.pipeline: deque[Client] = deque()
 
     @classmethod
-    def behind(cls, door: Door, refusals: Refusals, known: KnownHeads, serve: Serve) -> Callable[..., asyncio.Protocol]:
-        """What makes the connections of a listener, as uvicorn wants it."""
-        return partial(cls, door, refusals, known, serve)
+    def behind(
+        cls, door: Door, refusals: Refusals, serve: Serve, clock: Callable[[], float]
+    ) -> Callable[..., asyncio.Protocol]:
+        """What makes the connections of a listener, as uvicorn wants it. They know each other's heads."""
+        return partial(cls, door, refusals, KnownHeads(clock), serve)
 
     # What asyncio calls
 
