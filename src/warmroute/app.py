@@ -80,7 +80,7 @@ class Router:
             raise StartError(str(error)) from None
         self._listen()
         self._build(secret)
-        self._tasks = [asyncio.ensure_future(keep(name, run, self._internal_error)) for name, run in self._loops()]
+        self._tasks = [asyncio.ensure_future(keep(name, run, self.counters.internal_error)) for name, run in self._loops()]
         if self.shared is not None:
             await self.shared.store.tried(_STORE_AT_START)
         await self._membership.start(_SOURCES_AT_START)
@@ -125,10 +125,10 @@ class Router:
         await asyncio.gather(*(server.ready.wait() for server in servers))
 
     def _data_server(self) -> listeners.Server:
-        limits, app = self.config.limits, self._data_app
-        protocol = SwitchingProtocol.behind(self._door, self._refusals, app, self._clock)
+        limits = self.config.limits
+        make = SwitchingProtocol.behind(self._door, self._refusals, self._data_app, self._clock)
         self._data_tls = Secure.by(self._certificates.data, limits.head_timeout, self.counters.handshake_failed)
-        return listeners.server(app, protocol, limits.shutdown, self._door, self._data_tls)
+        return listeners.server(self._data_app, make, limits.shutdown, self._door, self._data_tls)
 
     def _admin_server(self) -> listeners.Server:
         timeout = self.config.limits.head_timeout
@@ -177,7 +177,7 @@ class Router:
         made = assembly.make(config, kept, self._pools, self._hooks)
         self._refusals = Refusals(self._settle, self._clock, time.time)
         self._data_app = DataApp(
-            made.handler, self.registry, self._hooks.stopping, self._internal_error, self._refusals, kept.tenants
+            made.handler, self.registry, self._hooks.stopping, self.counters.internal_error, self._refusals, kept.tenants
         )
         self._admin_app = AdminApp(made.access, made.admin_app)
         self._take(made)
@@ -346,6 +346,3 @@ class Router:
             self._kept.events.watch(self.registry.backends.values())
         if not failure.stale and failure.phase is not Phase.STREAM:
             self._prober.nudge(name)
-
-    def _internal_error(self, where: str) -> None:
-        self.counters.internal_errors[where] += 1

@@ -69,6 +69,10 @@ class RequestCounters:
     def handshake_failed(self) -> None:
         self.handshakes_failed += 1
 
+    def internal_error(self, where: str) -> None:
+        """Count a fault of the router's own."""
+        self.internal_errors[where] += 1
+
     def add(self, record: RequestRecord) -> None:
         """Count one finished request."""
         backend = record.backend or NO_BACKEND
