@@ -132,7 +132,7 @@ class Supervisor(Router):
         await self._serve_on(self._admin_server())
 
     def _beside(self, name: str, run: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(keep(name, run, self._internal_error))
+        task = asyncio.ensure_future(keep(name, run, self.counters.internal_error))
         self._tasks.append(task)
         return task
 
