@@ -80,9 +80,8 @@ class Router:
             raise StartError(str(error)) from None
         self._listen()
         self._build(secret)
-        self._tasks = [
-            asyncio.ensure_future(keep(name, run, self.counters.internal_error)) for name, run in self._loops()
-        ]
+        fault = self.counters.internal_error
+        self._tasks = [asyncio.ensure_future(keep(name, run, fault)) for name, run in self._loops()]
         if self.shared is not None:
             await self.shared.store.tried(_STORE_AT_START)
         await self._membership.start(_SOURCES_AT_START)
@@ -178,14 +177,8 @@ class Router:
         )
         made = assembly.make(config, kept, self._pools, self._hooks)
         self._refusals = Refusals(self._settle, self._clock, time.time)
-        self._data_app = DataApp(
-            made.handler,
-            self.registry,
-            self._hooks.stopping,
-            self.counters.internal_error,
-            self._refusals,
-            kept.tenants,
-        )
+        stopping, fault = self._hooks.stopping, self.counters.internal_error
+        self._data_app = DataApp(made.handler, self.registry, stopping, fault, self._refusals, kept.tenants)
         self._admin_app = AdminApp(made.access, made.admin_app)
         self._take(made)
 
