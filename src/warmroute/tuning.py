@@ -26,10 +26,4 @@ def quiet_libraries() -> None:
     """Let libraries log only what matters to people who run a router."""
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(_not_our_broken_bodies)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-
-
-def _not_our_broken_bodies(record: logging.LogRecord) -> bool:
-    """A body that a backend broke off is broken off towards the client too, on purpose; the access log tells it."""
-    return record.msg != "ASGI callable returned without completing response."
