@@ -21,6 +21,10 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"  # the backend does not say how much was cached, or what came before is not known
 
 
+# By names of their own, since to look up a member of an enumeration takes ten times as long.
+REUSED, RELOADED, NEW, FIRST_TURN, MOVED, EVICTED, PROMPT_CHANGED, BLOCK_ROUNDING, UNKNOWN = Outcome
+
+
 class Expected(NamedTuple):
     """What could have hit, in tokens of the new prompt, each part of the one before.
 
@@ -35,66 +39,63 @@ class Expected(NamedTuple):
     replaced: int = 0
 
 
-class Split(NamedTuple):
-    """A prompt's tokens by outcome, and whether those of PROMPT_CHANGED are of the last answer, sent back otherwise."""
-
-    tokens: dict[Outcome, int]
-    answer_changed: bool = False
-
-
 def split(
     prompt: int,
     cached: int | None,
     expected: Expected | None,
-    *,
     block: int = BLOCK,
     older: bool = False,
     gone: int | None = None,
-) -> Split:
+) -> tuple[dict[Outcome, int], bool]:
     """Put each of `prompt` tokens under an outcome; `cached` is what the backend says it had (None: it does not say).
+
+    Also tells whether those of PROMPT_CHANGED are of the last answer, sent back otherwise.
 
     `expected` is None for a prompt that goes on from none; `older` says that there was one that is not known. `gone` is how
     much of the last prompt the engine has told to have dropped, None if it does not tell: what is missing is then put down to
     that where the figures allow. vLLM reuses whole blocks, and computes a prompt's last token in any case.
     """
     if cached is None:
-        return Split({Outcome.UNKNOWN: prompt} if prompt else {})
-    cached = min(cached, prompt)
-    found = {Outcome.REUSED: cached} if cached else {}
+        return ({UNKNOWN: prompt} if prompt else {}), False
+    if cached > prompt:
+        cached = prompt
+    found = {REUSED: cached} if cached else {}
     left = prompt - cached
     if expected is None:
         if left:
-            found[Outcome.UNKNOWN if older else Outcome.FIRST_TURN] = left
-        return Split(found)
-    known = min(expected.known, prompt)
-    reachable = min(known, prompt - 1) // block * block
-    here = min(expected.here, reachable) // block * block
-    if (new := min(left, prompt - known - expected.replaced)) > 0:
-        found[Outcome.NEW] = new
+            found[UNKNOWN if older else FIRST_TURN] = left
+        return found, False
+    known, here, asked, replaced = expected
+    if known > prompt:
+        known = prompt
+    unlike = prompt - known
+    reachable = (known if unlike else prompt - 1) // block * block
+    if (new := min(left, unlike - replaced)) > 0:
+        found[NEW] = new
         left -= new
-    else:
-        new = 0
-    if (changed := min(left, prompt - known - new)) > 0:
-        found[Outcome.PROMPT_CHANGED] = changed
+        unlike -= new
+    if left and unlike > 0:
+        found[PROMPT_CHANGED] = changed = min(left, unlike)
         left -= changed
-    if (rounding := min(left, known - reachable)) > 0:
-        found[Outcome.BLOCK_ROUNDING] = rounding
+    if left and known > reachable:
+        found[BLOCK_ROUNDING] = rounding = min(left, known - reachable)
         left -= rounding
-    if left == 0:
-        return Split(found)
+    if not left:
+        return found, False
+    here = min(here, reachable) // block * block
     moved = max(0, min(left, reachable - max(here, cached // block * block)))
     if moved:
-        found[Outcome.MOVED] = moved
+        found[MOVED] = moved
         left -= moved
     if gone is not None:
         slack = 2 * block if gone else 0  # ends of prompts are told in whole blocks
         evicted = left if left <= gone + slack else gone
         if evicted:
-            found[Outcome.EVICTED] = evicted
+            found[EVICTED] = evicted
             left -= evicted
-    answer_changed = left > 0 and moved == 0 and cached >= expected.asked // block * block - block and cached > 0
+    answer_changed = left > 0 and moved == 0 and cached >= asked // block * block - block and cached > 0
     if answer_changed:
-        found[Outcome.PROMPT_CHANGED] = found.get(Outcome.PROMPT_CHANGED, 0) + left
+        found[PROMPT_CHANGED] = found.get(PROMPT_CHANGED, 0) + left
     elif left:
-        found[Outcome.EVICTED if gone is None else Outcome.UNKNOWN] = left
-    return Split(found, answer_changed)
+        found[EVICTED if gone is None else UNKNOWN] = left
+    return found, answer_changed

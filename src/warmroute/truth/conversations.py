@@ -74,25 +74,21 @@ class Conversation:
     tools: set[int] = field(default_factory=set)
     turns: deque[TurnTaken] = field(default_factory=lambda: deque(maxlen=_MOST_TURNS))
 
-    def expects(self, drift: Drift, engine: Engine) -> Expected | None:
-        """What could hit of a prompt that differs from the last one as `drift` says; None if no tokens are known yet."""
-        if not self.computed:
-            return None
+    def expects(self, drift: Drift, there: Computed | None) -> Expected:
+        """What could hit of a prompt that differs from the last computed one as `drift` says.
+
+        `there` is what was `last_on` the engine that the prompt has come to.
+        """
         last = self.computed[0]
         if grows(drift):
-            known, asked, replaced = last.cached, last.prompt, 0
-        else:
-            known = asked = last.tokens(drift.same)
-            replaced = last.tokens(drift.same + drift.lost) - known
-            replaced += max(0, last.completion - 1) if drift.answered else 0
-        there = self.last_on(engine)
-        if there is None:
-            here = 0
-        elif grows(drift) or there.size <= drift.same:
-            here = there.cached
-        else:
-            here = there.tokens(drift.same)
-        return Expected(known, min(here, known), asked, replaced)
+            known = last.cached
+            here = known if there is last else 0 if there is None else min(there.cached, known)
+            return Expected(known, here, last.prompt, 0)
+        known = last.tokens(drift.same)
+        replaced = last.tokens(drift.same + drift.lost) - known
+        replaced += max(0, last.completion - 1) if drift.answered else 0
+        here = 0 if there is None else there.cached if there.size <= drift.same else there.tokens(drift.same)
+        return Expected(known, min(here, known), known, replaced)
 
     def last_on(self, engine: Engine) -> Computed | None:
         """What was computed last on this backend and rank, be it by an earlier process."""
@@ -103,16 +99,16 @@ class Conversation:
 
     def goes_on(self, sketch: Sketch, drift: Drift | None, turn: Computed) -> None:
         """A turn was computed: it is the last one now, and what the prompt has left is not expected of any engine."""
-        if drift is not None and not grows(drift):
-            for other in self.computed:
-                if other.size > drift.same:
-                    other.prompt, other.completion, other.size = other.tokens(drift.same), 0, drift.same
+        if drift is not None and drift.cause is not None:
+            if not grows(drift):
+                for other in self.computed:
+                    if other.size > drift.same:
+                        other.prompt, other.completion, other.size = other.tokens(drift.same), 0, drift.same
+            if sketch.tools != self.sketch.tools and len(self.tools) < _MOST_TOOLS:
+                self.tools.add(self.sketch.tools)
         there = self.last_on(turn.engine)
         others = [c for c in self.computed if c is not there] if len(self.computed) > 1 or there is None else ()
         self.computed = [turn, *others[: _MOST_PLACES - 1]]
-        changed = drift is not None and drift.cause is not None and sketch.tools != self.sketch.tools
-        if changed and len(self.tools) < _MOST_TOOLS:
-            self.tools.add(self.sketch.tools)
         self.sketch = sketch
 
 
@@ -149,16 +145,13 @@ class Conversations:
                 self.evicted += 1
         else:
             self._held.move_to_end(session.key)
-        self._keep_turns(session.key, found)
-        return found
-
-    def _keep_turns(self, key: bytes, conversation: Conversation) -> None:
-        self._with_turns[key] = conversation
-        self._with_turns.move_to_end(key)
+        self._with_turns[session.key] = found
+        self._with_turns.move_to_end(session.key)
         if len(self._with_turns) > _MOST_WITH_TURNS:
             _, longest_idle = self._with_turns.popitem(last=False)
             while len(longest_idle.turns) > 1:
                 longest_idle.turns.popleft()
+        return found
 
     def newest(self) -> Iterator[tuple[bytes, Conversation]]:
         return reversed(self._held.items())

@@ -1,5 +1,6 @@
 """Accounts for every request's prompt tokens: looks at its prompt when it comes, and at what its backend had at its end."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -8,7 +9,7 @@ from ..core.drift import Drift, drift, grown
 from ..core.model import Reason, Session
 from ..core.residency import Held
 from ..core.sketch import Kind, Sketch, sketch
-from ..core.split import BLOCK, Outcome, split
+from ..core.split import BLOCK, EVICTED, MOVED, PROMPT_CHANGED, Outcome, split
 from ..core.stem import Stem
 from ..core.usage import NO_USAGE, Usage
 from ..core.volatile import Lines
@@ -35,7 +36,7 @@ ANSWER = "answer"
 RESTART, GONE = "restart", "evicted"
 _MOST_MASKS = 4096
 """System prompts and their parts whose masks are remembered, so that conversations which share them do not pay again."""
-_MISSED = (Outcome.MOVED, Outcome.EVICTED, Outcome.PROMPT_CHANGED)
+_MISSED = (MOVED, EVICTED, PROMPT_CHANGED)
 _FAMILY = 120
 """Bytes of a system prompt's JSON that tell applications apart, and seldom have a clock in them."""
 
@@ -85,7 +86,7 @@ class Ledger:
     evicted: Callable[[bytes, str, str | None, Held | None], int | None] = lambda *_: None
     tally: Tally = field(default_factory=Tally)
     stability: Stability = field(default_factory=Stability)
-    warmth: dict[str, Warmth] = field(default_factory=dict)
+    warmth: dict[str, Warmth] = field(default_factory=lambda: defaultdict(Warmth))
     masks: dict[int, Lines | int] = field(default_factory=dict)
     engines: dict[tuple[str, str | None], Engine] = field(default_factory=dict)
 
@@ -144,41 +145,45 @@ class Ledger:
 
     def settle(self, prompt: Prompt, answered: Answered) -> None:
         """Account for a request that a backend has answered."""
-        before, drifted = prompt.before, prompt.drift
+        session, now, before, drifted = prompt.session, prompt.sketch, prompt.before, prompt.drift
         usage = answered.usage if answered.usage.prompt is not None else _estimated(prompt)
-        if usage.prompt is None:
+        size, cached, completion = usage
+        if size is None:
             return
-        engine = self._engine(answered.backend, answered.rank)
-        block = self.block_of(answered.backend)
-        expected = before.expects(drifted, engine) if before is not None and drifted is not None else None
-        gone = self.evicted(prompt.session.key, *engine[:2], answered.held) if prompt.session is not None else None
-        tokens, answer_changed = split(usage.prompt, usage.cached, expected, block=block, older=prompt.older, gone=gone)
-        if answered.decision == Reason.PIN_COLD and Outcome.MOVED in tokens:  # it moved since they had gone
-            tokens[Outcome.EVICTED] = tokens.get(Outcome.EVICTED, 0) + tokens.pop(Outcome.MOVED)
-        there = before.last_on(engine) if before is not None else None
-        if drifted is not None and drifted.cause in MAY_COST_NOTHING and there is not None and there.engine == engine:
-            _blame_the_prompt(tokens)
-        causes: dict[Outcome, str] = {}
-        if not tokens.keys().isdisjoint(_MISSED):
-            causes = self._causes(prompt, there, engine, answered.decision, answer_changed)
+        backend, decision, ended = answered.backend, answered.decision, answered.ended
+        engine, block = self._engine(backend, answered.rank), self.block_of(backend)
+        last = there = expected = None
+        if before is not None and before.computed:
+            last, there = before.computed[0], before.last_on(engine)
+            expected = before.expects(drifted, there) if drifted is not None else None
+        left = last.engine.backend if last is not None and last is not there else None
+        same = there is not None and there.engine == engine
+        gone = self.evicted(session.key, backend, answered.rank, answered.held) if session is not None else None
+        tokens, answer_changed = split(size, cached, expected, block, prompt.older, gone)
         idle = None if there is None else max(0.0, answered.began - there.at)
-        taken = TurnTaken(answered.ended, answered.backend, answered.decision, usage.prompt, usage.cached, idle, tokens)
-        if causes:
-            most = max((outcome for outcome in _MISSED if outcome in tokens), key=tokens.__getitem__)
-            taken.cause = causes[most]
+        causes: dict[Outcome, str] = {}
+        cause = ""
+        if MOVED in tokens or EVICTED in tokens or PROMPT_CHANGED in tokens:
+            if decision == Reason.PIN_COLD:  # it moved since they had gone
+                _count_as(tokens, MOVED, EVICTED)
+            if drifted is not None and drifted.cause in MAY_COST_NOTHING and same:
+                _count_as(tokens, EVICTED, PROMPT_CHANGED)  # of a change that could have cost nothing, and did
+            causes = self._causes(prompt, there is not None and not same, left, decision, answer_changed)
+            cause = causes[max((outcome for outcome in _MISSED if outcome in tokens), key=tokens.__getitem__)]
+        taken = TurnTaken(ended, backend, decision, size, cached, idle, tokens, cause)
         self.tally.add(taken, causes)
-        if prompt.session is None or prompt.sketch is None:
+        if session is None or now is None:
             return
         if before is not None and drifted is not None:
-            lost = tokens.get(Outcome.PROMPT_CHANGED, 0)
-            self.stability.turn(before.source, before.family, drifted, lost)
-            if there is not None and there.engine == engine and drifted.cause is None and not answer_changed:
-                self._warmth(there, idle or 0.0, usage, block)
-        known = self.conversations.take(prompt.session, prompt.family, prompt.sketch)
-        if before is not None and _elsewhere(before, engine):
-            known.went = self.move_cause(answered.decision, before.computed[0].engine.backend)
-        computed = Computed(engine, prompt.sketch.size, usage.prompt, usage.completion or 0, answered.ended)
-        known.goes_on(prompt.sketch, drifted, computed)
+            self.stability.turn(before.source, before.family, drifted, tokens.get(PROMPT_CHANGED, 0))
+            if there is not None and same and drifted.cause is None and not answer_changed:
+                could = min(there.cached, size - 1) // block * block
+                if could > 0 and cached is not None:
+                    self.warmth[backend].observe(idle or 0.0, could, cached)
+        known = self.conversations.take(session, prompt.family, now)
+        if left is not None:
+            known.went = self.move_cause(decision, left)
+        known.goes_on(now, drifted, Computed(engine, now.size, size, completion or 0, ended))
         known.turns.append(taken)
 
     def _engine(self, backend: str, rank: str | None) -> Engine:
@@ -188,37 +193,20 @@ class Ledger:
             known = self.engines[backend, rank] = Engine(backend, rank, process)
         return known
 
-    def _warmth(self, there: Computed, idle: float, usage: Usage, block: int) -> None:
-        """A conversation that only grew has come back to its engine."""
-        could = min(there.cached, (usage.prompt or 1) - 1) // block * block
-        if could and usage.cached is not None:
-            known = self.warmth.get(there.engine.backend)
-            if known is None:
-                known = self.warmth[there.engine.backend] = Warmth()
-            known.observe(idle, could, usage.cached)
-
     def _causes(
-        self, prompt: Prompt, there: Computed | None, engine: Engine, decision: str, answer_changed: bool
+        self, prompt: Prompt, restarted: bool, left: str | None, decision: str, answer_changed: bool
     ) -> dict[Outcome, str]:
-        """Why tokens of each outcome were missed."""
-        before = prompt.before
-        causes = {Outcome.EVICTED: RESTART if there is not None and there.engine != engine else GONE}
-        if before is not None and _elsewhere(before, engine):
-            causes[Outcome.MOVED] = self.move_cause(decision, before.computed[0].engine.backend)
-        elif before is not None:
-            causes[Outcome.MOVED] = before.went or "unknown"
+        """Why tokens of each outcome were missed; `left` is the backend from which the conversation has come just now."""
+        causes: dict[Outcome, str] = {EVICTED: RESTART if restarted else GONE}
+        if left is not None:
+            causes[MOVED] = self.move_cause(decision, left)
+        elif prompt.before is not None:
+            causes[MOVED] = prompt.before.went or "unknown"
         if answer_changed:
-            causes[Outcome.PROMPT_CHANGED] = ANSWER
+            causes[PROMPT_CHANGED] = ANSWER
         elif prompt.drift is not None and prompt.drift.cause is not None:
-            causes[Outcome.PROMPT_CHANGED] = prompt.drift.cause
+            causes[PROMPT_CHANGED] = prompt.drift.cause
         return causes
-
-
-def _elsewhere(before: Conversation, engine: Engine) -> bool:
-    """Whether the last turn was computed by another engine."""
-    if not before.computed or before.computed[0].engine is engine:
-        return False
-    return before.computed[0].engine[:2] != engine[:2]
 
 
 def _estimated(prompt: Prompt) -> Usage:
@@ -229,11 +217,11 @@ def _estimated(prompt: Prompt) -> Usage:
     return Usage(prompt=last.prompt * prompt.sketch.size // last.size) if last.size else NO_USAGE
 
 
-def _blame_the_prompt(tokens: dict[Outcome, int]) -> None:
-    """What would count as evicted is the fault of a change that could have cost nothing, and did."""
-    gone = tokens.pop(Outcome.EVICTED, 0)
-    if gone:
-        tokens[Outcome.PROMPT_CHANGED] = tokens.get(Outcome.PROMPT_CHANGED, 0) + gone
+def _count_as(tokens: dict[Outcome, int], one: Outcome, other: Outcome) -> None:
+    """Put what has one outcome under the other."""
+    count = tokens.pop(one, 0)
+    if count:
+        tokens[other] = tokens.get(other, 0) + count
 
 
 def family_of(parts: Parts) -> int:

@@ -34,19 +34,21 @@ class Stability:
 
     def turn(self, source: str, family: int, drift: Drift, lost: int) -> None:
         """A further turn of a conversation has come; `lost` are the tokens that its change has cost."""
-        known = self.families.get((source, family))
+        key = source, family
+        known = self.families.get(key)
         if known is None:
-            known = self.families[source, family] = Family()
+            known = self.families[key] = Family()
             if len(self.families) > _MOST_FAMILIES:
                 self.families.popitem(last=False)
         else:
-            self.families.move_to_end((source, family))
+            self.families.move_to_end(key)
         whole = self._sources.get(source)
         if whole is None:
             whole = self._sources[source] = Family()
-        for counts in (known, whole):
-            counts.turns += 1
-            if drift.cause is not None:
+        known.turns += 1
+        whole.turns += 1
+        if drift.cause is not None:
+            for counts in (known, whole):
                 counts.changes[drift.cause] += 1
                 counts.tokens[drift.cause] += lost
                 counts.parts[_part(drift.part)] += 1
