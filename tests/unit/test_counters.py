@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warmroute.core.counts import Counts
 from warmroute.core.model import Failure, Phase
 from warmroute.observe.counters import DURATION_BUCKETS, RECENT, Histogram, RequestCounters
 from warmroute.observe.record import RequestRecord
@@ -119,3 +120,10 @@ def test_a_backend_that_is_gone_leaves_no_series_but_stays_in_the_total() -> Non
     assert counters.total == 3
     counters.forget("a")
     assert counters.total == 3
+
+
+def test_counts_are_a_counter_without_its_slow_way_to_assign() -> None:
+    counts: Counts[str] = Counts()
+    counts["a"] += 2
+    assert (counts, counts["b"], counts.total()) == ({"a": 2}, 0, 2)
+    assert type(counts).__delitem__ is dict.__delitem__

@@ -1,10 +1,11 @@
 """Plain accumulators that every finished request is added to; they become Prometheus series only when somebody scrapes."""
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..core.counts import Counts
 from .record import RequestRecord
 
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -46,11 +47,11 @@ class Histogram:
 class RequestCounters:
     """Everything counted over finished requests. Keys come from closed sets: backends, statuses, reasons, kinds."""
 
-    requests: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    requests: Counter[tuple[str, int, str]] = field(default_factory=Counts)
     moves: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
     refused_keys: Counter[tuple[str, str]] = field(default_factory=Counter)
-    sources: Counter[str] = field(default_factory=Counter)
+    sources: Counter[str] = field(default_factory=Counts)
     resumes: Counter[str] = field(default_factory=Counter)
     client_aborts: int = 0
     client_timeouts: Counter[str] = field(default_factory=Counter)
@@ -61,8 +62,8 @@ class RequestCounters:
     tenants: Counter[str] = field(default_factory=Counter)
     tenants_refused: Counter[str] = field(default_factory=Counter)
     tenants_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
-    duration: dict[str, Histogram] = field(default_factory=dict)
-    first_byte: dict[str, Histogram] = field(default_factory=dict)
+    duration: dict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    first_byte: dict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
     of_gone: int = 0
     recent: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=RECENT))
 
@@ -89,12 +90,8 @@ class RequestCounters:
             self.resumes[record.resumed] += 1
         if record.aborted:
             self.client_aborts += 1
-        if backend not in self.duration:
-            self.duration[backend] = Histogram()
         self.duration[backend].observe(record.duration_s)
         if record.first_byte_s is not None:
-            if backend not in self.first_byte:
-                self.first_byte[backend] = Histogram()
             self.first_byte[backend].observe(record.first_byte_s)
         if record.tenant:
             self._tenant(record)

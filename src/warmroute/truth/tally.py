@@ -4,7 +4,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..core.split import Outcome
+from ..core.counts import Counts
+from ..core.split import REUSED, Outcome
 from .conversations import TurnTaken
 
 STEP = 30.0
@@ -27,9 +28,9 @@ class Tally:
     """Adds up what turns say. `missed` has the cause of each token that could have been in a cache and was not."""
 
     def __init__(self) -> None:
-        self.tokens: Counter[tuple[str, Outcome]] = Counter()
+        self.tokens: Counts[tuple[str, Outcome]] = Counts()
         self.missed: Counter[tuple[str, Outcome, str]] = Counter()
-        self.steps: deque[tuple[int, Counter[Outcome]]] = deque(maxlen=_STEPS)
+        self.steps: deque[tuple[int, Counts[Outcome]]] = deque(maxlen=_STEPS)
         self._reloads: dict[str, _Reloads] = {}
         self._of_gone: Counter[Outcome] = Counter()
 
@@ -38,14 +39,14 @@ class Tally:
 
     def add(self, turn: TurnTaken, causes: Mapping[Outcome, str]) -> None:
         """Count one turn."""
-        step = self._step(turn.at)
+        step, backend = self._step(turn.at), turn.backend
         for outcome, tokens in turn.outcomes.items():
-            self.tokens[turn.backend, outcome] += tokens
+            self.tokens[backend, outcome] += tokens
             step[outcome] += tokens
             if outcome in causes:
-                self.missed[turn.backend, outcome, causes[outcome]] += tokens
-        if turn.outcomes.get(Outcome.REUSED) and turn.backend in self._reloads:
-            self._reloads[turn.backend].turns.append(turn)
+                self.missed[backend, outcome, causes[outcome]] += tokens
+        if backend in self._reloads and REUSED in turn.outcomes:
+            self._reloads[backend].turns.append(turn)
 
     def reloaded(self, backend: str, total: float) -> None:
         """Take the count of tokens that the backend's tier behind has given since its start.
@@ -95,7 +96,7 @@ class Tally:
             del self.missed[labels]
         self._reloads.pop(backend, None)
 
-    def _step(self, at: float) -> Counter[Outcome]:
+    def _step(self, at: float) -> Counts[Outcome]:
         index = int(at // STEP)
         for known, counts in reversed(self.steps):
             if known == index:
@@ -104,8 +105,8 @@ class Tally:
                 break
         else:
             if self.steps:  # older than all that is kept
-                return Counter()
-        counts = Counter()
+                return Counts()
+        counts = Counts()
         self.steps.append((index, counts))
         return counts
 
