@@ -151,6 +151,17 @@ async def test_lines_are_gathered_and_written_together() -> None:
     assert stream.writes == ["r0\nr1\nr2\n"]
 
 
+async def test_many_records_are_rendered_by_the_way_and_all_in_their_order() -> None:
+    stream, rendered = Stream(), list[str]()
+    log = AccessLog(stream, lambda record: rendered.append(record.id) or record.id)  # type: ignore[func-returns-value]
+    ids = [f"r{i}" for i in range(70)]
+    for name in ids:
+        log.write(record(id=name))
+    assert rendered == ids[:64]
+    log.close()
+    assert (rendered, stream.writes) == (ids, ["\n".join(ids) + "\n"])
+
+
 async def test_after_a_write_the_next_lines_are_gathered_again() -> None:
     stream = Stream()
     log = AccessLog(stream, lambda record: record.id)

@@ -2,11 +2,42 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ..core.model import Failure
 from ..core.residency import Held
 from ..core.trace import Hop
 from ..core.usage import NO_USAGE, Usage
 from ..truth.ledger import NO_PROMPT, Answered, Prompt
+
+
+class Line(msgspec.Struct, gc=False):
+    """A record as the access log and the state show it, in the order in which people read it. Times are seconds."""
+
+    time: float
+    id: str
+    method: str
+    path: str
+    status: int
+    backend: str | None
+    engine: str | None
+    decision: str
+    key_source: str | None
+    session: str | None
+    attempts: int
+    failures: list[str]
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+    connect_s: float | None
+    ttfb_s: float | None
+    duration_s: float
+    bytes_in: int
+    bytes_out: int
+    aborted: bool
+    resumed: str | None
+    error: str | None
+    tenant: str | None
 
 
 @dataclass(slots=True)
@@ -62,35 +93,33 @@ class RequestRecord:
         held = self.held if self.resumed is None else None
         return Answered(self.backend, self.engine, self.decision, self.usage, self.started, ended, held)
 
-    def as_dict(self) -> dict[str, object]:
-        """The record as flat JSON values, in the order in which people read it."""
-        return {
-            "time": round(self.time, 3),
-            "id": self.id,
-            "method": self.method,
-            "path": self.path,
-            "status": self.status,
-            "backend": self.backend,
-            "engine": self.engine,
-            "decision": self.decision,
-            "key_source": self.key_source,
-            "session": self.session,
-            "attempts": self.attempts,
-            "failures": self.reasons(),
-            "prompt_tokens": self.usage.prompt,
-            "cached_tokens": self.usage.cached,
-            "completion_tokens": self.usage.completion,
-            "connect_s": _rounded(self.connected_s),
-            "ttfb_s": _rounded(self.first_byte_s),
-            "duration_s": _rounded(self.duration_s),
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "aborted": self.aborted,
-            "resumed": self.resumed,
-            "error": self.error,
-            "tenant": self.tenant or None,
-        }
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)
+    def line(self) -> Line:
+        """The record as flat JSON values."""
+        prompt, cached, completion = self.usage
+        connect, first = self.connected_s, self.first_byte_s
+        return Line(
+            round(self.time * 1e3) / 1e3,
+            self.id,
+            self.method,
+            self.path,
+            self.status,
+            self.backend,
+            self.engine,
+            self.decision,
+            self.key_source,
+            self.session,
+            self.attempts,
+            self.reasons() if self.failures else [],
+            prompt,
+            cached,
+            completion,
+            None if connect is None else round(connect * 1e6) / 1e6,
+            None if first is None else round(first * 1e6) / 1e6,
+            round(self.duration_s * 1e6) / 1e6,
+            self.bytes_in,
+            self.bytes_out,
+            self.aborted,
+            self.resumed,
+            self.error,
+            self.tenant or None,
+        )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
+from msgspec.structs import asdict
+
 from .. import __version__
 from ..core.identity import digest
 from ..core.rates import Hits
@@ -74,7 +76,7 @@ class StateView:
             "advice": [advice.as_dict() for advice in self._advice(backends, now)],
             "truth": self.truth.summary(wall) if self.truth is not None else None,
             "backends": [self._backend(b, now, wall) for b in backends],
-            "recent": [record.as_dict() for record in self.counters.recent],
+            "recent": [asdict(record.line()) for record in self.counters.recent],
         }
 
     def history(self) -> Json:
