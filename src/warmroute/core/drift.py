@@ -6,7 +6,7 @@ from collections.abc import Container
 from enum import StrEnum
 from typing import NamedTuple
 
-from .sketch import Kind, Layout, Sketch
+from .sketch import SYSTEM, Kind, Layout, Sketch
 from .volatile import Change
 
 
@@ -84,8 +84,8 @@ def drift(old: Sketch, new: Sketch, earlier_tools: Container[int] = ()) -> Drift
 
 def grown(old: Sketch, new: Sketch) -> Drift:
     """What became of a prompt in one that begins with it: nothing, unless there is a system message in what is new."""
-    late = new.kinds.find(Kind.SYSTEM, len(old.kinds))
-    if late < 0 or not old.kinds or old.kinds[-1] & 0x0F <= Kind.SYSTEM:
+    late = new.kinds.find(SYSTEM, len(old.kinds))
+    if late < 0 or not old.kinds or old.kinds[-1] & 0x0F <= SYSTEM:
         return Drift(None, "", old.size, 0, 0)
     layout = new.layout()
     part = layout.starts.index(late)

@@ -1,7 +1,7 @@
 """What is kept of a prompt to tell later where the next one leaves it: digests, lengths and positions, never text."""
 
 from array import array
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -30,6 +30,9 @@ class Kind(IntEnum):
     USER = 2
     ASSISTANT = 3
     OTHER = 4
+
+
+TOOL, SYSTEM, USER, ASSISTANT, OTHER = Kind
 
 
 class Layout(NamedTuple):
@@ -87,7 +90,7 @@ class Sketch:
     @property
     def begun(self) -> bool:
         """Whether it ends with a message, so that further ones can be put behind it."""
-        return bool(self.kinds) and self.kinds[-1] & _KIND > Kind.SYSTEM and not self.text
+        return bool(self.kinds) and self.kinds[-1] & _KIND > SYSTEM and not self.text
 
     def goes_on(self, last: "Sketch") -> bool:
         """Whether this prompt is that one with some messages behind it, or none."""
@@ -95,14 +98,14 @@ class Sketch:
         same = last.begun and self.digests[:pieces] == last.digests and self.kinds[:pieces] == last.kinds
         return same and not self.continues(pieces)
 
-    def grown(self, added: Iterable[tuple[Kind, bytes]]) -> "Sketch":
+    def grown(self, added: Sequence[tuple[Kind, bytes]]) -> "Sketch":
         """The sketch of this prompt with some messages behind it, as if it were made of all its parts; unmasked.
 
         It must have `begun`.
         """
+        if not added:
+            return Sketch(self.digests, self.lengths, self.kinds, self.size, self.billing, False)
         more = sketch(added, first=False)
-        if not more.kinds:
-            return Sketch(self.digests, self.lengths, self.kinds, self.size, self.billing, self.text)
         return Sketch(
             self.digests + more.digests,
             self.lengths + more.lengths,
@@ -193,7 +196,7 @@ def sketch(parts: Iterable[tuple[Kind, bytes]], *, first: bool = True) -> Sketch
     kinds, datas = zip(*parts, strict=True)
     sizes = list(map(len, datas))
     packed = bytes(kinds)
-    system = packed.find(Kind.SYSTEM) if first else -1
+    system = packed.find(SYSTEM) if first else -1
     billed = system if system >= 0 and BILLING in datas[system][:_HEAD] else -1
     text = len(sizes) == 1 and datas[0][:1] != b"{"
     if max(sizes) <= PIECE and billed < 0:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..core.messages import Shape
-from ..core.sketch import Kind
+from ..core.sketch import OTHER, SYSTEM, Kind
 from ..core.stem import Stem, stem
 
 Part = tuple[Kind, bytes]
@@ -88,29 +88,26 @@ class Said:
         """The prompt's own stem, None where it is no list of messages; and the parts behind the old one, None if it does not
         begin with that. Both are told without decoding what was there before.
         """
-        name = "input" if self._shape is Shape.RESPONSES else "messages"
-        raw = self._field(name)
-        if raw is None or self._shape is Shape.COMPLETIONS:
-            return None, None
-        if not (raw[0] == _OPENS and raw[-1] == _CLOSES):
+        field, shape = self._field, self._shape
+        raw = field("input" if shape is _RESPONSES else "messages")
+        if raw is None or shape is _COMPLETIONS or raw[0] != _OPENS or raw[-1] != _CLOSES:
             return None, None
         end = len(raw) - 1
         while raw[end - 1] in _SPACES:
             end -= 1
-        beside = tuple(hash(other) for name in _BESIDE if (other := self._field(name)) is not None)
-        now = stem(hash((self._shape, beside)), raw, end)
+        # Beside the list a prompt's beginning is made of these.
+        now = stem(hash((shape, field("tools"), field("system"), field("instructions"))), raw, end)
         if old is None or not old.begins(now, raw):
             return now, None
-        return now, self._behind(raw[old.length :].lstrip())
+        more = raw[old.length :].lstrip()
+        return now, [] if more == b"]" else self._behind(more)
 
     def _behind(self, more: bytes) -> list[Part] | None:
-        if more == b"]":
-            return []
         if not more.startswith(b","):
             return None
         raw = b"[" + more[1:]
         try:
-            if self._shape is Shape.RESPONSES:
+            if self._shape is _RESPONSES:
                 return _responses(raw, begun=True)
             return _messages(raw, begun=True, late=_late(self._shape))
         except _UNREADABLE:
@@ -118,15 +115,14 @@ class Said:
 
 
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-_BESIDE = ("tools", "system", "instructions")
-"""The fields that a prompt's beginning is made of, before the list of its messages."""
+_RESPONSES, _COMPLETIONS = Shape.RESPONSES, Shape.COMPLETIONS
 _OPENS, _CLOSES = b"[]"
 _SPACES = b" \t\r\n"
 
 
 def _late(shape: Shape) -> Kind:
     """What system prompts behind the first message are."""
-    return Kind.SYSTEM if shape is Shape.MESSAGES else Kind.OTHER
+    return SYSTEM if shape is Shape.MESSAGES else OTHER
 
 
 def _tools(field: RawField) -> list[Part]:
@@ -179,7 +175,7 @@ def _messages(raw: bytes | None, *, late: Kind, begun: bool = False) -> list[Par
             data = _plain(data)
         else:  # the content is no list, so that a mark can only stand behind it
             data = _unmarked(data, max(0, len(data) - _TAIL))
-        if kind is not Kind.SYSTEM:
+        if kind is not SYSTEM:
             begun = True
         elif begun:
             kind = late

@@ -98,22 +98,27 @@ class Ledger:
         before = self.conversations.get(session.key)
         if before is None and came_from is not None:
             before = self.conversations.get(came_from)
-        last = before.sketch if before is not None and before.sketch.begun else None
-        stem, added = said.added(last.stem if last is not None else None)
-        if before is not None and last is not None and added is not None:
-            now = last.grown(added)
+        stem, added = said.added(before.sketch.stem if before is not None else None)
+        if before is not None and added is not None:
+            now = before.sketch.grown(added)
             now.stem = stem
-            return Prompt(session, before.family, now, before, self._compared(before, now, said, grown(last, now)))
-        parts = said.parts()
-        if not parts:
-            return NO_PROMPT
-        now = sketch(parts)
-        now.stem = stem
-        if before is None:
-            self._mask(now, parts)
-            return Prompt(session, family_of(parts), now, older=older)
-        found = drift(before.sketch, now, before.tools)
-        return Prompt(session, before.family, now, before, self._compared(before, now, said, found))
+            found = grown(before.sketch, now)
+        else:
+            parts = said.parts()
+            if not parts:
+                return NO_PROMPT
+            now = sketch(parts)
+            now.stem = stem if now.begun else None
+            if before is None:
+                self._mask(now, parts)
+                return Prompt(session, family_of(parts), now, older=older)
+            found = drift(before.sketch, now, before.tools)
+        if found.cause is None:
+            now.masks = before.sketch.masks
+        else:  # a closer look may tell more
+            self._mask(now, said.parts())
+            found = drift(before.sketch, now, before.tools)
+        return Prompt(session, before.family, now, before, found)
 
     def compare(self, session: Session, now: Sketch, family: int, came_from: bytes | None, *, older: bool) -> Prompt:
         """`look` at a prompt of which only the sketch is left, masked unless it grows; `family` is that of its parts."""
@@ -129,14 +134,6 @@ class Ledger:
         if found.cause is None:
             now.masks = last.masks
         return Prompt(session, before.family, now, before, found)
-
-    def _compared(self, before: Conversation, now: Sketch, said: Said, found: Drift) -> Drift:
-        """What was found, or more where a closer look tells it."""
-        if found.cause is None:
-            now.masks = before.sketch.masks
-            return found
-        self._mask(now, said.parts())
-        return drift(before.sketch, now, before.tools)
 
     def _mask(self, now: Sketch, parts: Parts) -> None:
         if len(self.masks) > _MOST_MASKS:
