@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from ..core.drift import Cause, Drift
 from ..core.model import Session
 from ..core.sketch import Sketch
@@ -28,8 +30,7 @@ class Engine(NamedTuple):
     process: int
 
 
-@dataclass(slots=True)
-class Computed:
+class Computed(Struct):
     """A prompt and its answer that an engine has computed: bytes of the prompt's sketch, tokens, and the time of its end."""
 
     engine: Engine
@@ -48,8 +49,7 @@ class Computed:
         return self.prompt * min(size, self.size) // self.size if self.size else 0
 
 
-@dataclass(slots=True)
-class TurnTaken:
+class TurnTaken(Struct):
     """One turn as people see it. Times are seconds of the router's clock; `outcomes` adds up to `prompt`."""
 
     at: float

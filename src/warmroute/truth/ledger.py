@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import Struct
+
 from ..core.drift import Drift, drift, grown
 from ..core.model import Reason, Session
 from ..core.residency import Held
@@ -53,8 +55,7 @@ class Prompt:
     older: bool = False
 
 
-@dataclass(slots=True)
-class Answered:
+class Answered(Struct):
     """Who answered a request, why it was there, what was said of its tokens; when it came and when it ended, in seconds.
 
     `held` is what the engine is known to have had of the session when the request came.
