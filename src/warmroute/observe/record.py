@@ -1,8 +1,6 @@
 """Everything known about one request at its end; the one source of access log, metrics and recent requests."""
 
-from dataclasses import dataclass, field
-
-import msgspec
+from msgspec import Struct, field
 
 from ..core.model import Failure
 from ..core.residency import Held
@@ -11,7 +9,7 @@ from ..core.usage import NO_USAGE, Usage
 from ..truth.ledger import NO_PROMPT, Answered, Prompt
 
 
-class Line(msgspec.Struct, gc=False):
+class Line(Struct, gc=False):
     """A record as the access log and the state show it, in the order in which people read it. Times are seconds."""
 
     time: float
@@ -40,8 +38,7 @@ class Line(msgspec.Struct, gc=False):
     tenant: str | None
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(Struct):
     """One request. Times are seconds since its arrival (`started` is the clock at arrival); None where it never happened.
 
     `path` is a route's label and never what a client typed; `session` is a keyed digest and never an id. `resumed` says how a

@@ -1,7 +1,6 @@
 """What a worker tells its supervisor: sessions it has placed, prompts it has seen, requests that have ended."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ _BYTES_BEFORE = 0.02
 """Seconds between the last byte of an answer and its account, on a machine that has too much to do."""
 _APART = ("prompt", "held", "hop")
 """Fields behind the usage that are not told as they are: prompts are told when they come, hops stay here with their spans."""
-_FIELDS = [field.name for field in fields(RequestRecord)]
+_FIELDS = RequestRecord.__struct_fields__
 _DECISION, _USAGE = _FIELDS.index("decision"), _FIELDS.index("usage")
 _MAKE: Callable[..., RequestRecord] = RequestRecord
 _BEFORE = attrgetter(*_FIELDS[:_DECISION])
