@@ -140,7 +140,7 @@ def _ledger(config: Config, registry: Registry, residents: Residents | None) -> 
         move_cause=partial(move_cause, registry),
         process_of=lambda name: state.processes if (state := registry.backends.get(name)) else 0,
         block_of=lambda name: (state.scrape.block_size if (state := registry.backends.get(name)) else None) or BLOCK,
-        evicted=residents.evicted if residents is not None else lambda *_: None,
+        evicted=residents.evicted if residents is not None else None,
     )
 
 

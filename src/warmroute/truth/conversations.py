@@ -107,8 +107,11 @@ class Conversation:
             if sketch.tools != self.sketch.tools and len(self.tools) < _MOST_TOOLS:
                 self.tools.add(self.sketch.tools)
         there = self.last_on(turn.engine)
-        others = [c for c in self.computed if c is not there] if len(self.computed) > 1 or there is None else ()
-        self.computed = [turn, *others[: _MOST_PLACES - 1]]
+        if self.computed and there is self.computed[0]:
+            self.computed[0] = turn
+        else:
+            others = [computed for computed in self.computed if computed is not there]
+            self.computed = [turn, *others[: _MOST_PLACES - 1]]
         self.sketch = sketch
 
 

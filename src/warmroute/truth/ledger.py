@@ -84,7 +84,7 @@ class Ledger:
     move_cause: Callable[[str, str], str]
     process_of: Callable[[str], int]
     block_of: Callable[[str], int] = lambda _: BLOCK
-    evicted: Callable[[bytes, str, str | None, Held | None], int | None] = lambda *_: None
+    evicted: Callable[[bytes, str, str | None, Held | None], int | None] | None = None
     tally: Tally = field(default_factory=Tally)
     stability: Stability = field(default_factory=Stability)
     warmth: dict[str, Warmth] = field(default_factory=lambda: defaultdict(Warmth))
@@ -156,7 +156,9 @@ class Ledger:
             expected = before.expects(drifted, there) if drifted is not None else None
         left = last.engine.backend if last is not None and last is not there else None
         same = there is not None and there.engine == engine
-        gone = self.evicted(session.key, backend, answered.rank, answered.held) if session is not None else None
+        gone = None
+        if self.evicted is not None and session is not None:
+            gone = self.evicted(session.key, backend, answered.rank, answered.held)
         tokens, answer_changed = split(size, cached, expected, block, prompt.older, gone)
         idle = None if there is None else max(0.0, answered.began - there.at)
         causes: dict[Outcome, str] = {}
