@@ -22,6 +22,15 @@ def through(stream: bytes, cuts: list[int]) -> tuple[bytes, UsageFilter]:
     return out + told.end(), told
 
 
+def by_chunks(stream: bytes, cuts: list[int]) -> tuple[bytes, UsageFilter]:
+    """The same of pieces that come as a chunk each, which are passed on in their framing where that may be."""
+    told = UsageFilter()
+    places = [0, *sorted(c % (len(stream) + 1) for c in cuts), len(stream)]
+    pieces = [stream[a:b] for a, b in pairwise(places)]
+    out = b"".join(p if told.passes(b"%x\r\n%b\r\n" % (len(p), p)) else told.take(p) for p in pieces)
+    return out + told.end(), told
+
+
 def without_usage(stream: bytes) -> bytes:
     return b"\n\n".join(event for event in stream.split(b"\n\n") if b'"choices":[]' not in event)
 
@@ -35,6 +44,26 @@ def test_of_real_streams_only_the_usage_is_taken(name: str, cuts: list[int]) -> 
     assert out == without_usage(stream)
     usage = usage_from(told.usage)
     assert (usage.prompt, usage.completion) == ((21, 6) if name == "chat" else (11, 4))
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@given(cuts=st.lists(st.integers(0, 10_000), max_size=12), events=st.booleans())
+def test_chunks_that_pass_in_their_framing_change_nothing(name: str, cuts: list[int], events: bool) -> None:
+    stream = STREAMS[name]
+    if events:
+        cuts = cuts[:2] + [at + 2 for at in range(len(stream)) if stream.startswith(b"\n\n", at)]
+    out, told = by_chunks(stream, cuts)
+    assert (out, told.usage) == (without_usage(stream), through(stream, cuts)[1].usage)
+
+
+def test_the_chunk_of_a_token_passes_in_its_framing() -> None:
+    first, *_ = STREAMS["chat"].split(b"\n\n")
+    chunk = b"%x\r\n%b\n\n\r\n" % (len(first) + 2, first)
+    told = UsageFilter()
+    assert told.passes(chunk)
+    assert not told.passes(chunk.replace(b'"finish_reason":null', b'"finish_reason":"stop"'))
+    told.take(first[:-9])
+    assert not told.passes(chunk)
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -1,19 +1,19 @@
 """The framing of a chunked body (RFC 9112, 7.1), as far as it is looked at without a parser."""
 
-import re
-
-_HEAD = re.compile(rb"[0-9a-fA-F]{1,7}\r\n")
-"""A chunk's size and nothing else; longer ones, or with extensions, take the parser's way."""
+_LONGEST = 4096
 
 
-def whole_chunk(data: bytes) -> int:
-    """Where the content begins if these bytes are exactly one chunk that is not the last, else 0.
+def _head(size: int) -> bytes:
+    for digits in range(1, 8):
+        content = size - digits - 4
+        if content > 0 and len(head := b"%x\r\n" % content) == digits + 2:
+            return head
+    return bytes(size + 1)  # no chunk is so long, and nothing of that length begins with more
 
-    Streams of tokens come as one chunk a token, and go out as one chunk a token: such bytes can be passed on as they are.
-    """
-    head = _HEAD.match(data)
-    if head is None or not data.endswith(b"\r\n"):
-        return 0
-    begins = head.end()
-    size = int(data[: begins - 2], 16)
-    return begins if size and begins + size + 2 == len(data) else 0
+
+HEADS = tuple(_head(size) for size in range(_LONGEST))
+"""How a chunk of so many bytes, framing included, begins where its size is written as servers for Python do.
+
+Bytes that begin so and end in CRLF are exactly one chunk, and not the last. Streams of tokens come as one chunk a token, and
+go out as one chunk a token: such bytes can be passed on as they are. Longer and other ones take the parser's way.
+"""

@@ -68,6 +68,11 @@ class Relay:
             return None if self.hides is None else self.hides.take
         return self.without_unasked
 
+    @property
+    def passes(self) -> Callable[[bytes], bool] | None:
+        """What tells of a whole chunk in its framing that the client gets it as it is; None where `takes` has to see it."""
+        return self.hides.passes if self.hides is not None and self.tap is None else None
+
     def without_unasked(self, data: bytes) -> bytes:
         """What the client gets of these bytes: nothing of what the router alone has asked for."""
         if self.tap is not None:

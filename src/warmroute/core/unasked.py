@@ -28,6 +28,16 @@ class UsageFilter:
     def __repr__(self) -> str:
         return f"<UsageFilter{' of a stream that ends' if self._ending else ''}{', with usage' if self.usage else ''}>"
 
+    def passes(self, framed: bytes) -> bool:
+        """Whether a chunk of the stream is passed on in its framing; if it is not it has yet to be taken.
+
+        That of a token is: whole events, the last of which gives no reason.
+        """
+        if self._ending or self._last or not framed.endswith(b"\n\n\r\n"):
+            return False
+        at = framed.rfind(_REASON)
+        return at < 0 or framed.startswith(_NO_REASON, at + len(_REASON))
+
     def take(self, data: bytes) -> bytes:
         """Take bytes of the stream; returns what the client gets."""
         if not self._ending:

@@ -10,6 +10,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ..core.headers import Headers
+from ..core.relay import Relay
 from .body import ClientLeft
 from .errors import RouterError
 from .heads import Head
@@ -224,28 +225,26 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
-_SETTLE_AFTER = 8192
-"""Bytes after which a stream's figures are brought up to date."""
+_SETTLE_AFTER = 40
+"""Chunks after which a stream's figures are brought up to date."""
 
 
 class Outflow:
     """An answer that streams: every piece goes to the client's connection in the moment it comes, with no task to wake.
 
-    A whole chunk is written as it is. `take`, if given, turns what came into what is sent. `note` is told of the bytes some
+    A whole chunk is written as it is, unless the relay has something to take out of it. The relay is told of the bytes some
     thousands at a time, and with `settle` of the last ones.
     """
 
-    __slots__ = ("_client", "_flow", "_note", "_put", "_recent", "_size", "_take", "_write")
+    __slots__ = ("_client", "_flow", "_framed", "_note", "_passes", "_put", "_take", "_write")
 
-    def __init__(
-        self, client: Client, note: Callable[[bytes], None], take: Callable[[bytes], bytes] | None = None
-    ) -> None:
+    def __init__(self, client: Client, relay: Relay) -> None:
         connection = client.connection
         self._client = client
-        self._note = note
-        self._take = take
-        self._recent: list[bytes] = []
-        self._size = 0
+        self._note = relay.note
+        self._take = relay.takes
+        self._passes = relay.passes
+        self._framed: list[bytes] = []
         self._put = client.put
         self._flow = connection.flow
         self._write = connection.wire.write
@@ -254,35 +253,32 @@ class Outflow:
         """Send some bytes of the body; False if the client reads too slowly and `drained` should be awaited."""
         if self._take is not None:
             data = self._take(data)
-            if not data:
-                return not self._flow.write_paused
-        self._recent.append(data)
-        self._size += len(data)
-        self.settle()
-        self._put(data, more=True)
+        if data:
+            self.settle()
+            self._sent(data)
+            self._put(data, more=True)
         return not self._flow.write_paused
 
-    def chunk(self, framed: bytes, start: int) -> bool:
+    def chunk(self, framed: bytes) -> bool:
         """Send one whole chunk in its framing; the same return value."""
-        data = framed[start:-2]
-        if self._take is not None:
-            taken = self._take(data)
-            if taken is not data:
-                if not taken:
-                    return not self._flow.write_paused
-                data = taken
-                framed = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._take is not None and (self._passes is None or not self._passes(framed)):
+            data = self._take(framed[framed.index(b"\n") + 1 : -2])
+            if not data:
+                return not self._flow.write_paused
+            framed = _chunk(data)
         self._write(framed)
-        self._recent.append(data)
-        self._size += len(data)
-        if self._size > _SETTLE_AFTER:
+        waiting = self._framed
+        waiting.append(framed)
+        if len(waiting) > _SETTLE_AFTER:
             self.settle()
         return not self._flow.write_paused
 
     def settle(self) -> None:
         """Tell of what was sent since the last time."""
-        if self._recent:
-            self._note(b"".join(self._recent))
-            self._client.bytes_out += self._size
-            self._recent.clear()
-            self._size = 0
+        if self._framed:
+            self._sent(b"".join([framed[framed.index(b"\n") + 1 : -2] for framed in self._framed]))
+            self._framed.clear()
+
+    def _sent(self, data: bytes) -> None:
+        self._client.bytes_out += len(data)
+        self._note(data)

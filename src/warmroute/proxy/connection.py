@@ -6,7 +6,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from ..core.chunks import whole_chunk
+from ..core.chunks import HEADS
 from ..core.model import BackendSpec, Failure, Phase
 
 HIGH_WATER = 64 * 1024
@@ -20,14 +20,17 @@ _HEAD_LIMIT = 256 << 10
 """Bytes in which the head of an answer must have ended."""
 
 
+_TOO_LONG = len(HEADS)
+
+
 class Sink(Protocol):
     """Where a body goes while it streams. Both return False if the reader is too slow for more now."""
 
     def piece(self, data: bytes) -> bool:
         """Take some bytes of the body."""
 
-    def chunk(self, framed: bytes, start: int) -> bool:
-        """Take one whole chunk in its framing: the body's bytes are `framed[start:-2]`."""
+    def chunk(self, framed: bytes) -> bool:
+        """Take one whole chunk, of some kilobytes at most, in its framing."""
 
 
 class _Owner(Protocol):
@@ -232,12 +235,19 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._pool.heard = True
-        self.bytes_in += len(data)
         sink = self._sink
-        if sink is not None and self._between_chunks and (start := whole_chunk(data)):
-            if not sink.chunk(data, start):
+        size = len(data)
+        if (
+            sink is not None
+            and self._between_chunks
+            and size < _TOO_LONG
+            and data.startswith(HEADS[size])
+            and data.endswith(b"\r\n")
+        ):
+            if not sink.chunk(data):
                 self._flow(on=False)
             return
+        self.bytes_in += size  # of a head; later it matters only that there were some
         if self.complete:  # bytes after the end of an answer belong to nobody
             self.close()
             return

@@ -282,7 +282,7 @@ class Handler:
         await client.body(out, more=not ended)
         if not ended:
             await client.drained()
-            outflow = Outflow(client, relay.note, relay.takes)
+            outflow = Outflow(client, relay)
             try:
                 await connection.pour(outflow, client.drained)
             finally:
