@@ -55,7 +55,8 @@ class Relay:
             if not data:
                 return b""
             self._gate = None
-        data = self.without_unasked(data)
+        if self.hides is not None or self.tap is not None:
+            data = self.without_unasked(data)
         if data:
             self.state = RelayState.STREAMING
             self.note(data)
@@ -92,6 +93,9 @@ class Relay:
 
     def finish(self) -> bytes:
         """The backend ended its answer; return what was still held."""
+        self.state = RelayState.DONE
+        if not self.event_stream:  # of which nothing is ever held
+            return b""
         held = self._gate.release() if self._gate is not None else b""
         self._gate = None
         held = self.without_unasked(held)
@@ -100,7 +104,6 @@ class Relay:
             held += rest if self.hides is None else self.hides.take(rest)
         if self.hides is not None:
             held += self.hides.end()
-        self.state = RelayState.DONE
         self.note(held)
         return held
 

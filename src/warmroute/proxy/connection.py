@@ -64,33 +64,20 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self.idle_since = 0.0
-        self.reused = False
-        self.closed = self.switched = False
-        self._lost_at = 0.0
+        self.idle_since = self._sent_at = self._lost_at = 0.0
+        self.reused = self.closed = self.switched = False
+        self.status = self.bytes_in = self.waiting_bytes = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.named: dict[bytes, bytes] = {}
+        self.head_seen = self.complete = False
+        self._head_only = self._keep_alive = self._until_close = self._between_chunks = self._paused = False
+        self._chunks: list[bytes] = []
+        self._sink: Sink | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._begin(head_only=False)
+        self._error: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<Connection to {self._pool.spec.name} {'closed' if self.closed else 'complete' if self.complete else 'busy'}>"
-
-    def _begin(self, head_only: bool) -> None:
-        self._head_only = head_only
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.named: dict[bytes, bytes] = {}
-        self.head_seen = False
-        self.complete = False
-        self.bytes_in = 0
-        self._keep_alive = False
-        self._until_close = False
-        self._chunks: list[bytes] = []
-        self.waiting_bytes = 0
-        self._paused = False
-        self._sink: Sink | None = None
-        self._between_chunks = False
-        self._sent_at = 0.0
-        self._error: BaseException | None = None
 
     # What the owner of the exchange calls
 
@@ -104,8 +91,12 @@ class Connection(asyncio.Protocol):
     def send(self, head: bytes, body: bytes, *, head_only: bool) -> None:
         """Begin an exchange. `head_only`: the answer has no body whatever its headers say (HEAD)."""
         assert self._transport is not None
-        self._begin(head_only)
+        self._head_only = head_only
         self._sent_at = self._loop.time()
+        if self.bytes_in:  # what came before, be it unasked, is not this answer's
+            self.status = self.bytes_in = self.waiting_bytes = 0
+            self.headers, self._chunks = [], []
+            self.head_seen = self.complete = self._between_chunks = self._keep_alive = self._until_close = False
         if body and len(body) < HIGH_WATER:
             self._transport.write(head + body)
         else:
@@ -167,7 +158,8 @@ class Connection(asyncio.Protocol):
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self.waiting_bytes = 0
-        self._resume()
+        if self._paused:
+            self._resume()
         return data
 
     def _pause(self) -> None:
@@ -201,20 +193,18 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        clean = self.complete and self._keep_alive and not self.closed and not self._head_only
+        clean = self.complete and self._keep_alive and not (self.closed or self._head_only or self._chunks)
         # A backend may answer before it has read the whole request; what is left of that must not meet the next one.
         return clean and self._transport is not None and self._transport.get_write_buffer_size() == 0
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def _wait(self) -> asyncio.Future[None]:
+        self._waiter = waiter = self._loop.create_future()
+        return waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _raise(self, phase: Phase) -> None:
         if self._error is None:
@@ -263,6 +253,8 @@ class Connection(asyncio.Protocol):
         self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
         if self.waiting_bytes > HIGH_WATER:
             self._pause()
+        if self._sink is None or self.complete:  # to a sink it has gone already
+            self._wake()
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
@@ -326,7 +318,6 @@ class Connection(asyncio.Protocol):
         self.head_seen = True
         if self._head_only:
             self.complete = True
-        self._wake()
 
     def on_body(self, data: bytes) -> None:
         if self.complete:
@@ -336,7 +327,6 @@ class Connection(asyncio.Protocol):
         else:
             self._chunks.append(data)
             self.waiting_bytes += len(data)
-            self._wake()
 
     def on_chunk_header(self) -> None:
         self._between_chunks = False
@@ -350,7 +340,6 @@ class Connection(asyncio.Protocol):
             return
         if not self._until_close:
             self.complete = True
-            self._wake()
 
 
 def _broken(error: BaseException, phase: Phase, spec: BackendSpec, stale: bool) -> Failure:

@@ -121,7 +121,6 @@ class Handshake(Connection):
         elif websocket.switches(self.headers):
             self.status, self.named = SWITCHED, dict(self.headers)
             self.head_seen = self._until_close = True
-            self._wake()
         else:
             self._garbled("it switched to another protocol than a WebSocket")
 

@@ -52,7 +52,7 @@ class InFlight:
             headers.append((b"x-session-id", self.label.encode()))
         if self.upload is not None and self.upload.length is None:
             headers.append((b"transfer-encoding", b"chunked"))
-        if self.opens is Handshake:
+        if self.route is REALTIME:
             headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
         return headers
 
@@ -64,7 +64,7 @@ class InFlight:
     @property
     def fresh(self) -> bool:
         """Whether that must be a new one: one that turns out to be closed could not be made up for."""
-        return self.upload is not None or self.opens is Handshake
+        return self.upload is not None or self.route is REALTIME
 
     @property
     def body_length(self) -> int | None:
