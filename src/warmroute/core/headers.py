@@ -47,12 +47,13 @@ def _named(connection: bytes) -> set[bytes]:
 def _passing(headers: Headers, drop: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
     """The headers but those to drop and those that a Connection header names; names are lower case."""
     passing = []
-    named: set[bytes] = set()
+    named = None
     for pair in headers:
-        if pair[0] not in drop:
+        name = pair[0]
+        if name not in drop:
             passing.append(pair)
-        elif pair[0] == b"connection":
-            named |= _named(pair[1])
+        elif name == b"connection" and pair[1] != b"keep-alive":
+            named = (named or set()) | _named(pair[1])
     return [pair for pair in passing if pair[0] not in named] if named else passing
 
 
@@ -72,14 +73,14 @@ def request_head(
     The target is sent as it came, percent-encoding and all. `body_length` is None for a request without a body.
     """
     parts = [method.encode(), b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n"]
-    ours = [name for name, _ in extra if name not in drop]
-    passing = _passing(headers, drop)
-    if ours:
-        passing = [pair for pair in passing if pair[0] not in ours]
-    for name, value in passing:
-        parts += (name, b": ", value, b"\r\n")
+    ours: list[bytes] = []
     for name, value in extra:
+        ours += (name, b": ", value, b"\r\n")
+        if name not in drop:
+            drop |= {name}
+    for name, value in _passing(headers, drop):
         parts += (name, b": ", value, b"\r\n")
+    parts += ours
     if body_length is not None:
         parts.append(b"content-length: %d\r\n" % body_length)
     parts.append(b"\r\n")
