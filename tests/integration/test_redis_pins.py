@@ -292,9 +292,6 @@ class _View:
     def __init__(self, session: str) -> None:
         self.named = {b"x-session-id": session.encode()}
 
-    def header(self, name: bytes) -> bytes | None:
-        return self.named.get(name)
-
     def field(self, name: str) -> object:
         return None
 

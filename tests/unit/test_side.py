@@ -13,9 +13,6 @@ class View:
     named: dict[bytes, bytes] = field(default_factory=dict)
     fields: dict[str, object] = field(default_factory=dict)
 
-    def header(self, name: bytes) -> bytes | None:
-        return self.named.get(name)
-
     def field(self, name: str) -> object:
         return self.fields.get(name)
 

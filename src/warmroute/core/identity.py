@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -14,7 +14,6 @@ class RequestView(Protocol):
 
     @property
     def named(self) -> Mapping[bytes, bytes]: ...
-    def header(self, name: bytes) -> bytes | None: ...
     def field(self, name: str) -> object: ...
 
 
@@ -35,7 +34,7 @@ def header(name: str) -> KeySource:
     encoded = name.lower().encode()
 
     def source(view: RequestView) -> Key | None:
-        value = view.header(encoded)
+        value = view.named.get(encoded)
         return None if value is None else Key(value.strip())
 
     return source
@@ -43,12 +42,15 @@ def header(name: str) -> KeySource:
 
 def named_with_parent(name: str) -> KeySource:
     """A request header's value, with opencode's header for the conversation that a sub-agent was started from."""
-    own = header(name)
+    encoded = name.encode()
 
     def source(view: RequestView) -> Key | None:
-        found = own(view)
-        parent = view.header(b"x-parent-session-id")
-        return found if found is None or parent is None else found._replace(parent=parent.strip())
+        named = view.named
+        value = named.get(encoded)
+        if value is None:
+            return None
+        parent = named.get(b"x-parent-session-id")
+        return Key(value.strip()) if parent is None else Key(value.strip(), b"", parent.strip())
 
     return source
 
@@ -68,20 +70,20 @@ def field(path: str) -> KeySource:
 
 def claude_code(view: RequestView) -> Key | None:
     """Claude Code's session, with the agent for its sub-agents (the main agent names none)."""
-    session = view.header(b"x-claude-code-session-id")
+    session = view.named.get(b"x-claude-code-session-id")
     if session is None:
         return None
-    return Key(session.strip(), (view.header(b"x-claude-code-agent-id") or b"").strip())
+    return Key(session.strip(), (view.named.get(b"x-claude-code-agent-id") or b"").strip())
 
 
 def codex(view: RequestView) -> Key | None:
     """Codex's session and thread. Its header names are plain words that others use too, so it must be Codex, or a UUID."""
-    session = next((v for name in _CODEX_SESSION if (v := view.header(name)) is not None), None)
-    thread = (view.header(b"thread-id") or b"").strip()
+    session = next((v for name in _CODEX_SESSION if (v := view.named.get(name)) is not None), None)
+    thread = (view.named.get(b"thread-id") or b"").strip()
     session = thread if session is None else session.strip()
     if not session:
         return None
-    client = (view.header(b"originator") or b"") + b" " + (view.header(b"user-agent") or b"")
+    client = (view.named.get(b"originator") or b"") + b" " + (view.named.get(b"user-agent") or b"")
     if b"codex" not in client.lower() and not _UUID.fullmatch(session):
         return None
     return Key(session, b"" if thread == session else thread)
@@ -111,7 +113,7 @@ def anthropic_user_id(view: RequestView) -> Key | None:
 
 def baggage(view: RequestView) -> Key | None:
     """`session.id` of a W3C baggage header."""
-    for member in (view.header(b"baggage") or b"").split(b","):
+    for member in (view.named.get(b"baggage") or b"").split(b","):
         name, _, value = member.partition(b"=")
         if name.strip() == b"session.id":
             return Key(value.partition(b";")[0].strip())
@@ -196,7 +198,7 @@ def custom(name: str) -> KeySource:
 
 
 class Rung(NamedTuple):
-    """One key source of a ladder. It is asked only if one of `headers` is there; with none, always."""
+    """One key source of a ladder. It can find something only if one of `headers` is there; with none, always."""
 
     name: str
     source: KeySource
@@ -212,6 +214,27 @@ def ladder(names: Sequence[str]) -> tuple[Rung, ...]:
     if CONTENT in ids:
         raise ValueError(f"{CONTENT!r} is for requests without an id, so it can only be the last key source")
     return tuple(Rung(name, SOURCES.get(name) or custom(name), _headers_of(name)) for name in ids)
+
+
+class Ladder:
+    """Rungs in their order, and which of them can find something in a request: mostly one, or those that read the body."""
+
+    __slots__ = ("_with_one", "_without", "rungs")
+
+    def __init__(self, rungs: Iterable[Rung]) -> None:
+        self.rungs = tuple(rungs)
+        self._without = tuple(self._of(set()))
+        self._with_one = {name: tuple(self._of({name})) for rung in self.rungs for name in rung.headers}
+
+    def _of(self, headers: set[bytes]) -> Iterator[Rung]:
+        return (rung for rung in self.rungs if not rung.headers or not headers.isdisjoint(rung.headers))
+
+    def asked(self, view: RequestView) -> Iterable[Rung]:
+        """The rungs that need to be asked about this request."""
+        headers = self._with_one.keys() & view.named
+        if len(headers) > 1:
+            return self._of(headers)
+        return self._with_one[headers.pop()] if headers else self._without
 
 
 def _headers_of(name: str) -> tuple[bytes, ...]:
@@ -277,10 +300,7 @@ def identify(
     sessions, and each model has a cache of its own.
     """
     refused: tuple[tuple[str, str], ...] = ()
-    present = view.named.keys()
-    for name, source, headers in sources:
-        if headers and present.isdisjoint(headers):
-            continue
+    for name, source, _ in sources:
         found = source(view)
         if found is None:
             continue
@@ -323,7 +343,7 @@ def _cookie(name: str) -> KeySource:
     wanted = name.encode()
 
     def source(view: RequestView) -> Key | None:
-        for pair in (view.header(b"cookie") or b"").split(b";"):
+        for pair in (view.named.get(b"cookie") or b"").split(b";"):
             key, _, value = pair.partition(b"=")
             if key.strip() == wanted:
                 return Key(value.strip())

@@ -41,5 +41,5 @@ def is_side_request(view: RequestView, shape: Shape, messages: Sequence[Message]
 
 def says_so(view: RequestView) -> bool:
     """Whether a header says that this is a task beside a conversation."""
-    task = view.header(_TASK_HEADER)
+    task = view.named.get(_TASK_HEADER)
     return task is not None and refusal(task.strip()) is None

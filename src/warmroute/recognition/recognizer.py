@@ -7,7 +7,7 @@ from typing import Protocol
 from ..core.answer import Answer, Decode
 from ..core.headers import Headers
 from ..core.history import History, TextHistory, head_digests, seed
-from ..core.identity import BODY_FIELDS, CONTENT, RequestView, Rung, child_of, identify
+from ..core.identity import BODY_FIELDS, CONTENT, Ladder, RequestView, Rung, child_of, identify
 from ..core.messages import Message, Shape, has_begun, request_messages, tools_text
 from ..core.model import Decision, Near, Place, Reason, Session
 from ..core.policy import NO_WISHES, Wishes
@@ -76,14 +76,14 @@ class Recognizer:
         """`nonce` gives 16 bytes that never come again; `known_as` gives a session the name under which pins know it."""
         self.memory = memory
         self._pins = pins
-        self._sources = tuple(sources)
+        self._ladder = Ladder(sources)
         self._by_content = by_content
         self._decode = decode
         self._nonce = nonce
         self._known_as = known_as
 
     def __repr__(self) -> str:
-        return f"<Recognizer {len(self._sources)} sources{', content' if self._by_content else ''}>"
+        return f"<Recognizer {len(self._ladder.rungs)} sources{', content' if self._by_content else ''}>"
 
     def recognise(
         self, view: PromptView, route: Route, model: str | None, response_id: str | None = None, tenant: str = ""
@@ -94,7 +94,7 @@ class Recognizer:
         """
         if tenant:  # no ambiguity: all have tenants, or nobody has one
             model = f"\0{tenant}\0{model or ''}"
-        identity = identify(view, model, self._sources, self._unusable)
+        identity = identify(view, model, self._ladder.asked(view), self._unusable)
         shape = route.shape
         turn = Turn(refused=identity.refused, shape=shape, tenant=tenant)
         named = self._known(identity.session) if identity.session is not None else None
@@ -135,7 +135,7 @@ class Recognizer:
 
     def repeated(self, turn: Turn, headers: Headers) -> tuple[tuple[str, str], ...]:
         """The source that won, as refused in part, if its header came more than once with values that differ."""
-        rung = next((rung for rung in self._sources if rung.name == turn.source), None)
+        rung = next((rung for rung in self._ladder.rungs if rung.name == turn.source), None)
         if rung is None or not any(len({v for n, v in headers if n == name}) > 1 for name in rung.headers):
             return ()
         return ((rung.name, "repeated"),)
