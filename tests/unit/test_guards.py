@@ -23,14 +23,13 @@ class World:
         self.threads = Threads(lambda: self.now, expiry=EXPIRY, limit=1000)
         self.guards = Guards(lambda: self.now, self.threads, backends=backends, expiry=EXPIRY, limit=1000)
 
-    def use(self, who: Session, *, adopted: bool = False, known: bool = False) -> None:
-        self.guards.used(who, adopted=adopted, known=known)
+    def use(self, who: Session, conversations: int = 1, *, adopted: bool = False, known: bool = False) -> None:
+        self.guards.used(who, conversations, adopted=adopted, known=known)
 
     def chats(self, who: Session, count: int) -> None:
         for i in range(count):
             for begun in (False, True):
-                self.threads.seen(who.key, b"%08d opening" % i, begun=begun)
-                self.use(who, known=True)
+                self.use(who, self.threads.seen(who.key, b"%08d opening" % i, begun=begun), known=True)
 
 
 def test_an_id_with_many_conversations_is_shared_and_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,11 +38,15 @@ def test_putting_again_keeps_and_looking_does_not() -> None:
     recent: Recent[int] = Recent(clock, expiry=100, limit=10)
     recent.put(b"kept", 1)
     recent.put(b"seen", 1)
+    recent.put(b"renewed", 1)
     for _ in range(10):
         clock.now += 60
         recent.get(b"seen")
         recent.put(b"kept", 1)
-    assert (recent.get(b"kept"), recent.get(b"seen")) == (1, None)
+        assert recent.renew(b"renewed") == 1
+    assert (recent.get(b"kept"), recent.get(b"renewed"), recent.get(b"seen")) == (1, 1, None)
+    clock.now += 200
+    assert recent.renew(b"renewed") is None
     assert recent.evicted == 0
 
 

@@ -19,11 +19,12 @@ class Ids:
     def __init__(self, limit: int = 100) -> None:
         self.now = 0.0
         self.threads = Threads(lambda: self.now, expiry=10, limit=limit)
+        self.went_on = 0
 
     def request(self, name: str, *, begun: bool = False, key: bytes = KEY) -> bytes | None:
         child = self.threads.child(key, opening(name), begun=begun)
         assert child == self.threads.child(key, opening(name), begun=begun)  # looking changes nothing
-        self.threads.seen(key, opening(name), begun=begun)
+        self.went_on = self.threads.seen(key, opening(name), begun=begun)
         return child
 
 
@@ -83,23 +84,31 @@ def test_children_are_bounded_and_ids_forgotten() -> None:
     assert len(ids.threads) == 1
 
 
-@pytest.mark.parametrize(("others", "many"), [(0, True), (16, True), (17, False)])
-def test_many_conversations_with_a_great_part_of_the_requests(others: int, many: bool) -> None:
+def test_conversations_count_once_each_when_they_are_gone_on_with() -> None:
+    ids = Ids()
+    for i in range(8):
+        ids.request(f"chat {i}")
+        assert ids.went_on == i
+        ids.request(f"chat {i}", begun=True)
+        ids.request(f"chat {i}", begun=True)
+    assert ids.went_on == 8
+
+
+@pytest.mark.parametrize(("others", "busy"), [(0, True), (16, True), (17, False)])
+def test_an_id_with_a_great_part_of_the_requests_is_busy(others: int, busy: bool) -> None:
     """Eight conversations with two requests each: sixteen of all, half of them at least."""
     ids = Ids()
     for i in range(8):
-        assert not ids.threads.many(KEY, 8, 0.5)
         ids.request(f"chat {i}")
         ids.request(f"chat {i}", begun=True)
     for i in range(others):
         ids.request("x", key=b"%016d" % i)
-    assert ids.threads.many(KEY, 8, 0.5) is many
-    assert not ids.threads.many(KEY, 9, 0.5)
-    assert not ids.threads.many(b"other".ljust(16), 1, 0.0)
+    assert ids.threads.busy(KEY, 0.5) is busy
+    assert not ids.threads.busy(b"other".ljust(16), 0.0)
 
 
 def test_conversations_that_are_not_gone_on_with_do_not_count() -> None:
     ids = Ids()
     for i in range(40):
         ids.request(f"title {i}")
-    assert not ids.threads.many(KEY, 2, 0.0)
+    assert ids.went_on == 0

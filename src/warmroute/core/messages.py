@@ -75,7 +75,8 @@ def request_messages(shape: Shape, field: Field, *, beginning: bool = False) -> 
     return found
 
 
-_ROLE = re.compile(rb'\{\s*"role"\s*:\s*"(user|assistant)"')
+_ASKED = re.compile(rb'\{\s*"role"\s*:\s*"user"')
+_ANSWERED = re.compile(rb'\{\s*"role"\s*:\s*"assistant"')
 
 
 def has_begun(shape: Shape, field: Field, raw: RawField) -> bool:
@@ -85,12 +86,10 @@ def has_begun(shape: Shape, field: Field, raw: RawField) -> bool:
     """
     if shape is not Shape.CHAT and shape is not Shape.MESSAGES:
         return False
-    asked = False
-    for found in _ROLE.finditer(raw("messages") or b""):
-        if found[1] == b"user":
-            asked = True
-        elif asked:
-            return True
+    written = raw("messages") or b""
+    first = _ASKED.search(written)
+    if first is not None and _ANSWERED.search(written, first.end()) is not None:
+        return True
     asked = False
     messages = field("messages")
     for message in messages if isinstance(messages, list) else ():

@@ -1,7 +1,6 @@
 """Ids that are none: one that a person's or everybody's conversations share, and a source that names single requests."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 
 from ..core.identity import AGENT_SOURCES
@@ -25,6 +24,15 @@ _REMEMBERED = 1024
 """Uses of a source after which older ones count half."""
 
 
+class _Uses:
+    """How often ids of one source were used that were known, and that were new with another one's history."""
+
+    __slots__ = ("adopted", "known")
+
+    def __init__(self) -> None:
+        self.adopted = self.known = 0
+
+
 class Guards:
     """Decides which ids are not used, and says so once for each source; after `expiry` seconds a source may try again."""
 
@@ -36,8 +44,7 @@ class Guards:
         self._share = _OF_A_BACKEND / max(1, backends)
         self._expiry = expiry
         self._shared: Recent[bool] = Recent(clock, expiry=_SHARED_FOR, limit=limit)
-        self._adopted: Counter[str] = Counter()
-        self._used: Counter[str] = Counter()
+        self._uses: dict[str, _Uses] = {}
         self._skipped: dict[str, float] = {}
         self.told: dict[tuple[str, str], str] = {}
 
@@ -50,6 +57,8 @@ class Guards:
 
     def unusable(self, session: Session) -> str | None:
         """Why an id is not used, in one word of a closed set; None if it is."""
+        if not self.told:  # then all have been used so far
+            return None
         since = self._skipped.get(session.source)
         if since is not None:
             if self._clock() - since < self._expiry:
@@ -57,22 +66,29 @@ class Guards:
             del self._skipped[session.source]
         return "shared" if self._shared.get(session.key) else None
 
-    def used(self, session: Session, *, adopted: bool, known: bool) -> None:
-        """Take a use of an id into account.
+    def used(self, session: Session, conversations: int, *, adopted: bool, known: bool) -> None:
+        """Take a use of an id into account, under which so many conversations were gone on with.
 
         `adopted`: the id is new and its history is one that another id of the same source had. `known`: it was seen before.
         """
         source = session.source
-        self._adopted[source] += adopted
-        self._used[source] += known
-        if self._adopted[source] + self._used[source] > _REMEMBERED:
-            self._adopted[source] //= 2
-            self._used[source] //= 2
-        if self._adopted[source] >= max(_ADOPTIONS, _ADOPTIONS_PER_USE * self._used[source]):
+        uses = self._uses.get(source)
+        if uses is None:
+            uses = self._uses[source] = _Uses()
+        uses.adopted += adopted
+        uses.known += known
+        if uses.adopted + uses.known > _REMEMBERED:
+            uses.adopted //= 2
+            uses.known //= 2
+        if uses.adopted >= _ADOPTIONS and uses.adopted >= _ADOPTIONS_PER_USE * uses.known:
             self._skipped[source] = self._clock()
-            self._adopted[source] = self._used[source] = 0
+            del self._uses[source]
             self._tell(source, "per_request", f"{source} names single requests and not conversations; it is not used")
-        if source not in AGENT_SOURCES and self._threads.many(session.key, _CONVERSATIONS, self._share):
+        if (
+            conversations >= _CONVERSATIONS
+            and source not in AGENT_SOURCES
+            and self._threads.busy(session.key, self._share)
+        ):
             self._shared.put(session.key, True)
             self._tell(
                 source,

@@ -37,6 +37,15 @@ class Recent(Generic[Value]):
         found = self._young.get(key)
         return self._old.get(key) if found is None else found
 
+    def renew(self, key: bytes) -> Value | None:
+        """An entry, which is held from now on as if it were put again."""
+        found = self._young.get(key)
+        if found is None or self._clock() - self._born >= self._expiry:
+            found = self.get(key)
+            if found is not None:
+                self.put(key, found)
+        return found
+
     def put(self, key: bytes, value: Value) -> None:
         """Hold an entry, and from now on for `expiry` at least, if there is room."""
         if self._clock() - self._born >= self._expiry:

@@ -7,7 +7,7 @@ from typing import Protocol
 from ..core.answer import Answer, Decode
 from ..core.headers import Headers
 from ..core.history import History, TextHistory, head_digests, seed
-from ..core.identity import BODY_FIELDS, CONTENT, Ladder, RequestView, Rung, child_of, identify
+from ..core.identity import BODY_FIELDS, CONTENT, Ladder, RequestView, Rung, Unusable, child_of, identify
 from ..core.messages import Message, Shape, has_begun, request_messages, tools_text
 from ..core.model import Decision, Near, Place, Reason, Session
 from ..core.policy import NO_WISHES, Wishes
@@ -81,6 +81,10 @@ class Recognizer:
         self._decode = decode
         self._nonce = nonce
         self._known_as = known_as
+        guards = memory.guards
+        self._unusable: Unusable = (
+            guards.unusable if known_as is None else lambda session: guards.unusable(self._known(session))
+        )
 
     def __repr__(self) -> str:
         return f"<Recognizer {len(self._ladder.rungs)} sources{', content' if self._by_content else ''}>"
@@ -94,10 +98,11 @@ class Recognizer:
         """
         if tenant:  # no ambiguity: all have tenants, or nobody has one
             model = f"\0{tenant}\0{model or ''}"
-        identity = identify(view, model, self._ladder.asked(view), self._unusable)
+        named, refused = identify(view, model, self._ladder.asked(view), self._unusable)
+        if named is not None and self._known_as is not None:
+            named = self._known(named)
         shape = route.shape
-        turn = Turn(refused=identity.refused, shape=shape, tenant=tenant)
-        named = self._known(identity.session) if identity.session is not None else None
+        turn = Turn(refused=refused, shape=shape, tenant=tenant)
         # Of a session that is known only the beginning of what it says matters, and mostly not even that.
         known = named is not None and self._pins.get(named.key) is not None
         if (
@@ -109,16 +114,16 @@ class Recognizer:
         ):
             turn.named, turn.begun = named, True
             turn.session, turn.wishes = (None, Wishes(side=True)) if says_so(view) else (named, NO_WISHES)
+        else:
+            messages = request_messages(shape, view.field, beginning=known) if shape else []
+            if route.beside or (shape and is_side_request(view, shape, messages)):
+                turn.named, turn.wishes = named, Wishes(side=True)
+            elif named is not None:
+                self._by_id(turn, named, view, model, messages)
+            elif messages and self._by_content:
+                self._find(turn, view, model, messages)
+        if response_id is not None or shape is Shape.RESPONSES:
             self._ask_owner(turn, view, response_id)
-            return turn
-        messages = request_messages(shape, view.field, beginning=known) if shape else []
-        if route.beside or (shape and is_side_request(view, shape, messages)):
-            turn.named, turn.wishes = named, Wishes(side=True)
-        elif named is not None:
-            self._by_id(turn, named, view, model, messages)
-        elif messages and self._by_content:
-            self._find(turn, view, model, messages)
-        self._ask_owner(turn, view, response_id)
         return turn
 
     async def recognise_together(
@@ -139,9 +144,6 @@ class Recognizer:
         if rung is None or not any(len({v for n, v in headers if n == name}) > 1 for name in rung.headers):
             return ()
         return ((rung.name, "repeated"),)
-
-    def _unusable(self, session: Session) -> str | None:
-        return self.memory.guards.unusable(self._known(session))
 
     # By id
 
@@ -205,7 +207,7 @@ class Recognizer:
 
     def _ask_owner(self, turn: Turn, view: RequestView, response_id: str | None) -> None:
         asked = response_id
-        if asked is None and turn.shape is Shape.RESPONSES:
+        if asked is None:
             before = view.field("previous_response_id")
             asked = before if isinstance(before, str) and before else None
         if asked is None:
@@ -230,8 +232,8 @@ class Recognizer:
             memory.owners.unknown += 1
         if turn.named is not None and not turn.wishes.side:
             adopted = turn.new and turn.found is not None and self._source_of(turn.found.session) == turn.named.source
-            memory.threads.seen(turn.named.key, turn.opening, begun=turn.begun)
-            memory.guards.used(turn.named, adopted=adopted, known=not turn.new)
+            conversations = memory.threads.seen(turn.named.key, turn.opening, begun=turn.begun)
+            memory.guards.used(turn.named, conversations, adopted=adopted, known=not turn.new)
         if turn.history is not None and turn.session is not None:
             memory.conversations.goes_on(turn.history, turn.found, turn.session.key)
             if memory.shared is not None:

@@ -27,8 +27,7 @@ class Threads:
     """Tells the conversations under one id apart by their openings.
 
     The first one that is gone on with is the id's own. A prompt without history and with another opening begins a child.
-    `many` finds the ids under which so many conversations go on, with so great a part of all requests, that they must be a
-    person's, a tenant's or everybody's.
+    An id under which many go on, and which is `busy`, must be a person's, a tenant's or everybody's.
     """
 
     def __init__(self, clock: Callable[[], float], *, expiry: float, limit: int) -> None:
@@ -47,46 +46,47 @@ class Threads:
         `begun` says that the request has answers in its history. Changes nothing.
         """
         thread = self._threads.get(key)
-        if thread is None or opening is None:
-            return None
-        opening = opening[:8]
-        if opening in thread.children:
-            return opening
-        own = begun or opening == thread.main or opening in thread.fresh
-        return None if own or (not thread.main and len(thread.fresh) < _UNPROVEN) else opening
+        return None if thread is None or opening is None else _child(thread, opening[:8], begun)
 
     def one(self, key: bytes) -> bool:
         """Whether this id has one conversation, which was gone on with, and no child: its next turns need no look."""
         thread = self._threads.get(key)
         return thread is not None and bool(thread.main) and not thread.children
 
-    def seen(self, key: bytes, opening: bytes | None, *, begun: bool) -> None:
-        """Take one request of this id into account."""
+    def seen(self, key: bytes, opening: bytes | None, *, begun: bool) -> int:
+        """Take one request of this id into account; returns how many conversations were gone on with under it."""
+        thread = self._threads.renew(key)
+        if thread is None:
+            thread = _Thread(self._requests)
+            self._threads.put(key, thread)
         self._requests += 1
-        child = None if opening is None else self.child(key, opening, begun=begun)
-        thread = self._threads.get(key) or _Thread(self._requests - 1)
         thread.requests += 1
-        self._threads.put(key, thread)
-        if opening is None:
-            return
-        opening = opening[:8]
-        if child is not None:
-            self._child(thread, child, begun)
-        elif begun:
-            if not thread.main:
-                thread.main, thread.proven = opening, (opening,)
-        elif opening != thread.main and opening not in thread.fresh:
-            thread.fresh = (*thread.fresh, opening)
+        if opening is not None:
+            _opened(thread, opening[:8], begun)
+        return len(thread.proven)
 
-    def _child(self, thread: _Thread, child: bytes, begun: bool) -> None:
+    def busy(self, key: bytes, share: float) -> bool:
+        """Whether this id has this share of the requests since it came."""
+        thread = self._threads.get(key)
+        return thread is not None and thread.requests >= share * (self._requests - thread.since)
+
+
+def _child(thread: _Thread, opening: bytes, begun: bool) -> bytes | None:
+    if opening in thread.children:
+        return opening
+    own = begun or opening == thread.main or opening in thread.fresh
+    return None if own or (not thread.main and len(thread.fresh) < _UNPROVEN) else opening
+
+
+def _opened(thread: _Thread, opening: bytes, begun: bool) -> None:
+    child = _child(thread, opening, begun)
+    if child is not None:
         if child not in thread.children:
             thread.children = (*thread.children, child)[-_MOST_CHILDREN:]
         if begun and child not in thread.proven:
             thread.proven = (*thread.proven, child)[-_MOST_CHILDREN:]
-
-    def many(self, key: bytes, conversations: int, share: float) -> bool:
-        """Whether so many conversations were gone on with under this id, by this share of the requests since it came."""
-        thread = self._threads.get(key)
-        if thread is None or len(thread.proven) < conversations:
-            return False
-        return thread.requests >= share * (self._requests - thread.since)
+    elif begun:
+        if not thread.main:
+            thread.main, thread.proven = opening, (opening,)
+    elif opening != thread.main and opening not in thread.fresh:
+        thread.fresh = (*thread.fresh, opening)
