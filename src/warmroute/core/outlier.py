@@ -12,6 +12,9 @@ class Rest(StrEnum):
     TRIAL = "trial"
 
 
+_IN = Rest.IN
+
+
 @dataclass(frozen=True, slots=True)
 class OutlierLimits:
     """So many failures in a row until a backend rests; seconds of the first rest, which doubles each time it fails again,
@@ -40,7 +43,7 @@ class Outlier:
     @property
     def admits(self) -> bool:
         """Whether a request may be sent there now."""
-        return self.state is Rest.IN or (self.state is Rest.TRIAL and not self.trying)
+        return self.state is _IN or (self.state is Rest.TRIAL and not self.trying)
 
     def failed(self, reason: str, now: float, limits: OutlierLimits, *, may_rest: bool) -> bool:
         """Count a failure; returns True if the backend rests from now on. `may_rest`: others can do its work."""
@@ -62,9 +65,9 @@ class Outlier:
     def succeeded(self) -> bool:
         """Count an answer that was none of its failures; returns True if that ends its rest."""
         self.failures = 0
-        if self.state is Rest.IN:
+        if self.state is _IN:
             return False
-        self.state, self.reason, self.rests = Rest.IN, "", 0
+        self.state, self.reason, self.rests = _IN, "", 0
         return True
 
     def tick(self, now: float) -> bool:

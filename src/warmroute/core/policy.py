@@ -58,6 +58,7 @@ class Wishes(NamedTuple):
 
 
 NO_WISHES = Wishes()
+_PIN_HIT, _KEEP = Reason.PIN_HIT, PinChange.KEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,6 @@ class Fleet:
 
 def decide(
     fleet: Fleet,
-    *,
     session: Session | None,
     pin: PinView | None,
     model: str | None,
@@ -99,22 +99,24 @@ def decide(
     `exclude` names the backends that have failed this request already. `request_key` breaks ties between equally loaded
     backends for a request without a session.
     """
-    if wishes.urgent:
-        bounds = replace(bounds, full=0)
-    if wishes.owner is not None:
-        return _ask_owner(fleet, wishes.owner, session, pin, exclude, bounds)
-    if pin is not None and session is not None:
-        pinned = fleet.backends.get(pin.backend)
-        served = pinned is not None and _serves(pinned, model)
-        if pinned is not None and served and pinned.available and pinned.name not in exclude:
+    if wishes is not NO_WISHES:
+        if wishes.urgent:
+            bounds = replace(bounds, full=0)
+        if wishes.owner is not None:
+            return _ask_owner(fleet, wishes.owner, session, pin, exclude, bounds)
+    pinned = fleet.backends.get(pin.backend) if pin is not None else None
+    if pin is not None and session is not None and pinned is not None and _serves(pinned, model):
+        if pinned.available and pinned.name not in exclude:
             elsewhere = _leave_cold(fleet, session, pinned, model, exclude, bounds, size) if cold else None
             if elsewhere is not None:
                 return elsewhere
-            if _full(pinned, bounds):
+            if bounds.full and _full(pinned, bounds):
                 return _spill(fleet, session, pinned, pin, model, exclude, bounds, size)
-            engine = pin.engine if _has_engine(pinned, pin.engine) else pick_engine(pinned, session.key)
-            return Decision(Reason.PIN_HIT, pinned.name, engine, PinChange.KEEP)
-        if pinned is not None and served and bounds.strict and not pinned.leaving:
+            engine = pin.engine
+            if not _has_engine(pinned, engine):
+                engine = pick_engine(pinned, session.key)
+            return Decision(_PIN_HIT, pinned.name, engine, _KEEP)
+        if bounds.strict and not pinned.leaving:
             return Decision(Reason.PIN_GONE, full=pinned.name)
     serving = fleet.serving(model, exclude)
     if not serving:

@@ -57,7 +57,8 @@ class Budget:
 
     def request(self) -> None:
         """A request has come."""
-        self._age()
+        if self._clock() - self._began >= self._window:
+            self._age()
         self._requests += 1
 
     def take(self) -> bool:

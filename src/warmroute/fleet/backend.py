@@ -71,8 +71,9 @@ class BackendState:
 
     @property
     def available(self) -> bool:
-        works = self.health.usable and self.outlier.admits and not self.drain.over
-        return works and not self.asleep and not self.waits_for_check
+        up = self.health.up
+        may = not self.unproven if up is None else up
+        return may and self.outlier.admits and not self.drain.over and not self.asleep
 
     @property
     def waits_for_check(self) -> bool:

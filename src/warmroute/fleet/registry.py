@@ -155,7 +155,7 @@ class Registry:
     def succeeded(self, name: str, now: float) -> bool:
         """Take an answer that was no fault of its backend's; returns True if the backend is back in rotation by it."""
         state = self.backends.get(name)
-        return state is not None and self._flipped(state, state.outlier.succeeded(), now)
+        return state is not None and state.outlier.succeeded() and self._flipped(state, True, now)
 
     def sweep(self, heard: Callable[[str], bool], now: float, stall: float) -> list[str]:
         """Let time pass: rests end, and backends that were silent for `stall` seconds with requests waiting begin one.

@@ -24,6 +24,7 @@ class Rare:
     shared: float = 0.0
 
 
+_NONE, _KEEP = PinChange.NONE, PinChange.KEEP
 _NOTHING = Rare()
 """Only ever read."""
 _Value = TypeVar("_Value")
@@ -110,10 +111,10 @@ class PinTable:
 
     def get(self, key: bytes) -> Pin | None:
         """The pin of a session, or None if it has none or was idle for too long."""
-        pin = self._proven.get(key)
+        pin, expiry = self._proven.get(key), self._idle_expiry
         if pin is None:
-            pin = self._unproven.get(key)
-        if pin is not None and pin.used <= self._clock() - self._expiry(pin.proven):
+            pin, expiry = self._unproven.get(key), self._unproven_expiry
+        if pin is not None and pin.used <= self._clock() - expiry:
             self.expire()
             return None
         return pin
@@ -131,19 +132,20 @@ class PinTable:
 
     def reserve(self, session: Session, decision: Decision, size: int = 0) -> None:
         """Put the session where the decision says, until it is confirmed or withdrawn. `size` is its prompt's, in KiB."""
-        if decision.backend is None or decision.change is PinChange.NONE:
+        key, change = session.key, decision.change
+        if decision.backend is None or change is _NONE:
             return
-        now = self._clock()
-        old = self._take(session.key)
-        if decision.change is PinChange.KEEP and old is not None:
-            if old.engine != decision.engine:
-                self._count(old, -1)
-                old.engine = decision.engine
-                self._count(old, 1)
-            old.used, old.spills = now, 0
-            self._put(session.key, old)
+        if change is _KEEP and (kept := self._pin(key)) is not None:
+            if kept.engine != decision.engine:
+                self._count(kept, -1)
+                kept.engine = decision.engine
+                self._count(kept, 1)
+            if kept.rare is not None:
+                kept.spills = 0
+            self._use(key, kept)
             return
-        pin = Pin(decision.backend, decision.engine, session.source, now, size)
+        old = self._take(key)
+        pin = Pin(decision.backend, decision.engine, session.source, self._clock(), size)
         if old is not None:
             self._count(old, -1)
             pin.turns, pin.held, pin.proven = old.turns, old.held, old.proven
@@ -153,35 +155,37 @@ class PinTable:
         if len(self) >= self._limit:
             self._drop(next(iter(self._unproven or self._proven)))
             self.evicted += 1
-        self._put(session.key, pin)
+        self._put(key, pin)
         self._count(pin, 1)
 
     def spilled(self, session: Session) -> None:
         """The session's turn is served elsewhere this once; it lives on where it is."""
-        pin = self._take(session.key)
+        pin = self._pin(session.key)
         if pin is not None:
             pin.spills += 1
-            pin.used = self._clock()
-            self._put(session.key, pin)
+            self._use(session.key, pin)
 
     def confirm(self, session: Session, decision: Decision) -> bool:
         """Content came from the decision's backend; returns True if the session has moved there from another one.
 
         A pin that another request has meanwhile put elsewhere stays there; one that was lost meanwhile is made again.
         """
-        pin = self._pin(session.key)
+        key, moved = session.key, False
+        pin = self._pin(key)
         if pin is None:
             self.reserve(session, decision._replace(change=PinChange.BIND))
-            pin = self._proven.get(session.key) or self._unproven[session.key]
+            pin = self._proven.get(key) or self._unproven[key]
         elif pin.backend != decision.backend:
             return False
-        moved = pin.before is not None and pin.before.backend != pin.backend
-        pin.confirmed, pin.before = True, None
+        pin.confirmed = True
         pin.turns += 1
-        pin.used = self._clock()
-        self._take(session.key)
-        pin.proven = pin.proven or pin.turns > 1
-        self._put(session.key, pin)
+        if pin.rare is not None:
+            moved = pin.before is not None and pin.before.backend != pin.backend
+            pin.before = None
+            if not pin.proven and pin.turns > 1:
+                pin.proven = True
+                self._proven[key] = self._unproven.pop(key)
+        self._use(key, pin)
         return moved
 
     def withdraw(self, session: Session, decision: Decision) -> bool:
@@ -237,6 +241,11 @@ class PinTable:
 
     def _pin(self, key: bytes) -> Pin | None:
         return self._proven.get(key) or self._unproven.get(key)
+
+    def _use(self, key: bytes, pin: Pin) -> None:
+        """This pin is the one that was used last."""
+        pin.used = self._clock()
+        (self._proven if pin.rare is None or pin.proven else self._unproven).move_to_end(key)
 
     def _put(self, key: bytes, pin: Pin) -> None:
         self._shelf(pin.proven)[key] = pin

@@ -71,21 +71,14 @@ class Placement:
         if pin is None and elsewhere is not None and session is not None:
             pin = Pin(*elsewhere, session.source, used=0.0)
         residents = self._residents
-        return decide(
-            self._registry.fleet(),
-            session=session,
-            pin=pin,
-            model=model,
-            request_key=request_key,
-            exclude=exclude,
-            bounds=bounds or self._bounds,
-            wishes=wishes,
-            size=size,
-            cold=pin is not None
+        cold = (
+            residents is not None
+            and pin is not None
             and session is not None
-            and residents is not None
-            and residents.cold(session.key, pin.backend, pin.engine),
+            and residents.cold(session.key, pin.backend, pin.engine)
         )
+        fleet = self._registry.fleet()
+        return decide(fleet, session, pin, model, request_key, exclude, bounds or self._bounds, wishes, size, cold)
 
     def place(
         self,

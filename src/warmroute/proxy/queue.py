@@ -71,6 +71,8 @@ class Queue:
 
     def freed(self, backend: str) -> None:
         """A place at this backend has become free."""
+        if not self.waiting:
+            return
         for name in (backend, _ANY):
             line = self._waiting.get(name)
             while line:
