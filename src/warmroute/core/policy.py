@@ -110,7 +110,7 @@ def decide(
             elsewhere = _leave_cold(fleet, session, pinned, model, exclude, bounds, size) if cold else None
             if elsewhere is not None:
                 return elsewhere
-            if bounds.full and _full(pinned, bounds):
+            if _full(pinned, bounds):
                 return _spill(fleet, session, pinned, pin, model, exclude, bounds, size)
             engine = pin.engine
             if not _has_engine(pinned, engine):

@@ -17,6 +17,7 @@ from .changes import Changes
 __all__ = ["BackendState", "EngineState", "Lease", "Registry"]
 
 
+_TRIAL = Rest.TRIAL
 _NO_FAULT = ("removed", "asleep")
 """Kinds of failures that say nothing bad of a backend: it was removed, or put to sleep, with requests on their way."""
 
@@ -32,7 +33,7 @@ class Lease:
     def __init__(self, state: BackendState, engine: EngineState | None) -> None:
         self._state, self._engine = state, engine
         self._silent = False
-        self._trial = state.outlier.state is Rest.TRIAL
+        self._trial = state.outlier.state is _TRIAL
         state.in_flight += 1
         if self._trial:
             state.outlier.trying = True
@@ -51,17 +52,19 @@ class Lease:
 
     def give_back(self) -> None:
         """The place is free again."""
-        self._state.in_flight -= 1
-        self._state.silent -= self._silent
-        if self._trial:
-            self._state.outlier.trying = False
-        if self._engine is not None:
-            self._engine.in_flight -= 1
+        self.__exit__(None, None, None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.give_back()
+        state = self._state
+        state.in_flight -= 1
+        if self._silent:
+            state.silent -= 1
+        if self._trial:
+            state.outlier.trying = False
+        if self._engine is not None:
+            self._engine.in_flight -= 1
 
 
 class Registry:

@@ -15,6 +15,7 @@ from .body import is_form
 
 _NO_RAW = msgspec.Raw(b"")
 _value = msgspec.json.Decoder()
+_UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
 class FieldReader:
@@ -27,8 +28,8 @@ class FieldReader:
         owned = tuple(owned)
         self.attributes = {name: f"f{i}" for i, name in enumerate(dict.fromkeys((*names, *owned)))}
         # attrgetter gives a tuple for two names or more
-        self._owned = attrgetter(*(self.attributes[name] for name in owned * 2)) if owned else lambda _: ()
-        self._none_owned = (_NO_RAW,) * len(owned) * 2
+        self.owned = attrgetter(*(self.attributes[name] for name in owned * 2)) if owned else lambda _: ()
+        self.none_owned = (_NO_RAW,) * len(owned) * 2
         fields = [(a, msgspec.Raw, msgspec.field(default=_NO_RAW, name=n)) for n, a in self.attributes.items()]
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("Fields", fields, gc=False))
 
@@ -36,12 +37,8 @@ class FieldReader:
         """What the other methods take; None if the body is no JSON object."""
         try:
             return self._decoder.decode(body)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        except _UNREADABLE:
             return None
-
-    def any_owned(self, fields: object) -> bool:
-        """Whether one of the owned fields is there."""
-        return bool(self._owned(fields) != self._none_owned)
 
     def has(self, fields: object, name: str) -> bool:
         """Whether there is such a field."""
@@ -57,7 +54,7 @@ def decoded(data: bytes | msgspec.Raw) -> object:
     """A JSON value; None for what is none, or cannot be read."""
     try:
         return _value.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except _UNREADABLE:
         return None
 
 
@@ -120,7 +117,12 @@ class Request:
         if not self._scanned:
             self._scan()
         raw = getattr(self._fields, self._attributes.get(name, ""), _NO_RAW)
-        return None if raw is _NO_RAW else decoded(raw)
+        if raw is _NO_RAW:
+            return None
+        try:
+            return _value.decode(raw)
+        except _UNREADABLE:
+            return None
 
     def _scan(self) -> None:
         self._scanned = True
@@ -146,13 +148,14 @@ class Request:
         """Whether the JSON body has this top-level field, whatever its value; cheaper than reading it."""
         if not self._scanned:
             self._scan()
-        return self._reader.has(self._fields, name)
+        return getattr(self._fields, self._attributes.get(name, ""), _NO_RAW) is not _NO_RAW
 
     def any_of_owned(self) -> bool | None:
         """Whether one of its reader's owned fields is there; None if the body cannot be read."""
         if not self._scanned:
             self._scan()
-        return None if self._fields is None else self._reader.any_owned(self._fields)
+        reader = self._reader
+        return None if self._fields is None else bool(reader.owned(self._fields) != reader.none_owned)
 
     def replace_body(self, body: bytes) -> None:
         """Go on with another body; what was read of the one before is forgotten."""
@@ -162,7 +165,8 @@ class Request:
         """A top-level value of the JSON body as it was written; None where there is none."""
         if not self._scanned:
             self._scan()
-        return self._reader.raw(self._fields, name)
+        raw = getattr(self._fields, self._attributes.get(name, ""), _NO_RAW)
+        return None if raw is _NO_RAW else bytes(raw)
 
     @property
     def model(self) -> str | None:

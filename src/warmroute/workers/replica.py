@@ -1,6 +1,7 @@
 """A worker's copy of the backends: what the supervisor tells of them, what all workers have in flight, and own failures."""
 
 from collections.abc import Callable, Collection
+from types import TracebackType
 from typing import Any
 
 from ..core.model import Decision, Failure
@@ -35,14 +36,16 @@ class SharedLease(Lease):
             self._rows.add(self._slots[0], Cell.TRYING, -1)
         super().may_be_silent()
 
-    def give_back(self) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for slot in self._slots:
             self._rows.add(slot, Cell.IN_FLIGHT, -1)
         if self._silent:
             self._rows.add(self._slots[0], Cell.SILENT, -1)
         if self._trial:
             self._rows.add(self._slots[0], Cell.TRYING, -1)
-        super().give_back()
+        super().__exit__(kind, error, trace)
 
 
 class Replica(Registry):
