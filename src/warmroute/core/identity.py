@@ -26,6 +26,9 @@ class Key(NamedTuple):
     parent: bytes = b""
 
 
+_new = tuple.__new__
+"""Makes the named tuples that each request needs: their own constructors take five times as long."""
+
 KeySource = Callable[[RequestView], Key | None]
 
 
@@ -35,7 +38,7 @@ def header(name: str) -> KeySource:
 
     def source(view: RequestView) -> Key | None:
         value = view.named.get(encoded)
-        return None if value is None else Key(value.strip())
+        return None if value is None else _new(Key, (value.strip(), b"", b""))
 
     return source
 
@@ -50,7 +53,7 @@ def named_with_parent(name: str) -> KeySource:
         if value is None:
             return None
         parent = named.get(b"x-parent-session-id")
-        return Key(value.strip()) if parent is None else Key(value.strip(), b"", parent.strip())
+        return _new(Key, (value.strip(), b"", b"" if parent is None else parent.strip()))
 
     return source
 
@@ -263,14 +266,15 @@ def refusal(value: bytes) -> str | None:
     """
     if not value:
         return "empty"
-    if b"{{" in value or b"}}" in value or b"${" in value:
+    if (b"{" in value or b"}" in value) and (b"{{" in value or b"}}" in value or b"${" in value):
         return "template"
-    if value.lower() in _STAND_FOR_NOTHING:
+    if len(value) <= _LONGEST_OF_THEM and value.lower() in _STAND_FOR_NOTHING:
         return "sentinel"
     return None
 
 
 _STAND_FOR_NOTHING = frozenset(b"null none undefined nan default unknown anonymous user new 0 -".split())
+_LONGEST_OF_THEM = max(map(len, _STAND_FOR_NOTHING))
 
 
 AGENT_SOURCES = frozenset({"claude-code", "codex", "x-session-affinity", "x-opencode-session", "agent-session-id"})
@@ -309,7 +313,7 @@ def identify(
             session = _session(name, model, found)
             why = unusable(session)
             if why is None:
-                return Identity(session, refused)
+                return _new(Identity, (session, refused))
         refused = (*refused, (name, why))
     return Identity(None, refused)
 
@@ -320,11 +324,11 @@ def child_of(session: Session, child: bytes) -> Session:
 
 
 def _session(name: str, model: str | None, found: Key) -> Session:
-    seed = b"\0".join((name.encode(), (model or "").encode("utf-8", "surrogatepass"), found.value))
-    session = Session(blake2b(seed, digest_size=16).digest(), name)
-    if found.parent and found.parent != found.value:
-        session = session._replace(parent=_session(name, model, Key(found.parent)).key)
-    return child_of(session, found.child) if found.child else session
+    value, child, parent = found
+    seed = f"{name}\0{model or ''}\0".encode("utf-8", "surrogatepass") + value
+    came_from = _session(name, model, Key(parent)).key if parent and parent != value else b""
+    session = _new(Session, (blake2b(seed, digest_size=16).digest(), name, came_from))
+    return child_of(session, child) if child else session
 
 
 def digest(key: bytes, secret: bytes) -> str:

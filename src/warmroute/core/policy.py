@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -58,7 +59,6 @@ class Wishes(NamedTuple):
 
 
 NO_WISHES = Wishes()
-_PIN_HIT, _KEEP = Reason.PIN_HIT, PinChange.KEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,7 @@ def decide(
             if _full(pinned, bounds):
                 return _spill(fleet, session, pinned, pin, model, exclude, bounds, size)
             engine = pin.engine
-            if not _has_engine(pinned, engine):
-                engine = pick_engine(pinned, session.key)
-            return Decision(_PIN_HIT, pinned.name, engine, _KEEP)
+            return _stay(pinned.name, engine if _has_engine(pinned, engine) else pick_engine(pinned, session.key))
         if bounds.strict and not pinned.leaving:
             return Decision(Reason.PIN_GONE, full=pinned.name)
     serving = fleet.serving(model, exclude)
@@ -139,6 +137,12 @@ def decide(
         return Decision(Reason.PIN_LOST, chosen.name, engine, PinChange.MOVE)
     reason = Reason.RING if chosen is home else Reason.RING_SPILL
     return Decision(reason, chosen.name, engine, PinChange.BIND)
+
+
+@lru_cache(maxsize=1024)
+def _stay(backend: str, engine: str | None) -> Decision:
+    """What nearly all requests are told, made once for each place."""
+    return Decision(Reason.PIN_HIT, backend, engine, PinChange.KEEP)
 
 
 def _full(backend: Candidate, bounds: Bounds) -> bool:

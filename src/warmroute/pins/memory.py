@@ -135,7 +135,7 @@ class PinTable:
         key, change = session.key, decision.change
         if decision.backend is None or change is _NONE:
             return
-        if change is _KEEP and (kept := self._pin(key)) is not None:
+        if change is _KEEP and (kept := self._proven.get(key) or self._unproven.get(key)) is not None:
             if kept.engine != decision.engine:
                 self._count(kept, -1)
                 kept.engine = decision.engine
@@ -171,7 +171,7 @@ class PinTable:
         A pin that another request has meanwhile put elsewhere stays there; one that was lost meanwhile is made again.
         """
         key, moved = session.key, False
-        pin = self._pin(key)
+        pin = self._proven.get(key) or self._unproven.get(key)
         if pin is None:
             self.reserve(session, decision._replace(change=PinChange.BIND))
             pin = self._proven.get(key) or self._unproven[key]

@@ -4,8 +4,7 @@ Where pins are shared with other routers, the step is repeated until they agree 
 """
 
 from collections.abc import Collection
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from ..core.model import Decision, PinChange, Place, Reason, Session
 from ..core.policy import NO_WISHES, Bounds, Wishes, decide
@@ -18,9 +17,11 @@ _TRIES = 8
 """So often is a place looked for that somebody else has taken between the decision and its lease."""
 _ROUNDS = 4
 """So often is a session placed anew in one request that other routers place elsewhere at the same time."""
+_PIN_SPILL = Reason.PIN_SPILL
 
 
-class Placed(NamedTuple):
+@dataclass(slots=True)
+class Placed:
     """A decision that named a backend, with the place that was taken there: to be given back by a `with` block."""
 
     decision: Decision
@@ -94,16 +95,17 @@ class Placement:
         most = 0 if wishes.urgent else (bounds or self._bounds).full
         for _ in range(_TRIES):
             decision = self.look(session, model, request_key, exclude, wishes, bounds, size)
-            if decision.backend is None:
+            backend = decision.backend
+            if backend is None:
                 return decision
             lease = self._registry.claim(decision, most)
             if lease is None:
                 continue
             if session is not None:
                 self._pins.reserve(session, decision, size)
-                if decision.reason is Reason.PIN_SPILL and decision.change is PinChange.NONE:
+                if decision.reason is _PIN_SPILL and decision.change is PinChange.NONE:
                     self._pins.spilled(session)
-            return Placed(decision, decision.backend, lease)
+            return Placed(decision, backend, lease)
         return Decision(Reason.BUSY)
 
     async def place_agreed(
