@@ -48,11 +48,11 @@ class Answer:
             self._hold(len(data))
             return
         data = self._rest + data
-        if b"\r" in data:
+        if data.find(b"\r") >= 0:
             data = data.replace(b"\r\n", b"\n")
         *events, self._rest = data.split(b"\n\n")
         for event in events:
-            plain = event.startswith(b"data: ") and b"\n" not in event
+            plain = event.startswith(b"data: ") and event.find(b"\n") < 0
             self._event(self._decode(event[6:] if plain else event_data(event)))
         if len(self._rest) > _MOST_HELD:
             self._give_up()

@@ -118,7 +118,7 @@ class TokenTap:
 
     def _begin(self, data: bytes) -> None:
         """Look at the first event that is more than a comment; without tokens, or with other line ends, this is idle."""
-        if b"\r" in data:
+        if data.find(b"\r") >= 0:
             self._idle = True
             return
         *events, _ = data.split(b"\n\n")
