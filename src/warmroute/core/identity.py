@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from .model import Session
+from .refusal import refusal
 
 
 class RequestView(Protocol):
@@ -256,27 +257,6 @@ DEFAULT_SOURCES = (*SOURCES, CONTENT)
 """Asked where nothing else is configured."""
 
 DEFAULT_LADDER = ladder(DEFAULT_SOURCES)
-
-
-def refusal(value: bytes) -> str | None:
-    """Why a value cannot name one conversation, in one word of a closed set; None if it can.
-
-    A placeholder that nobody filled in, or a word that stands for nothing, would put everybody into one conversation.
-    Any other value may have any length and any bytes, since only its digest is used.
-    """
-    if not value:
-        return "empty"
-    if (_OPENS in value or _CLOSES in value) and (b"{{" in value or b"}}" in value or b"${" in value):
-        return "template"
-    if len(value) <= _LONGEST_OF_THEM and value.lower() in _STAND_FOR_NOTHING:
-        return "sentinel"
-    return None
-
-
-_STAND_FOR_NOTHING = frozenset(b"null none undefined nan default unknown anonymous user new 0 -".split())
-_LONGEST_OF_THEM = max(map(len, _STAND_FOR_NOTHING))
-_OPENS, _CLOSES = b"{}"
-"""As numbers: to look for bytes with `in` costs as much as an exception."""
 
 
 AGENT_SOURCES = frozenset({"claude-code", "codex", "x-session-affinity", "x-opencode-session", "agent-session-id"})

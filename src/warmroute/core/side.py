@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from .identity import RequestView, refusal
+from .identity import RequestView
 from .messages import ASSISTANT, SYSTEM, USER, Message, Shape
+from .refusal import refusal
 
 NOT_A_TURN = "a request beside a conversation (a title, a tag, a probe, a count), which no later turn builds on"
 """What people are told of such a request."""
