@@ -21,8 +21,10 @@ _WITHOUT_BODY = (204, 304)
 _SWITCHED = 101
 _SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
 
-_HIGH_WATER = 256 << 10
-"""Bytes of a body that may wait to be taken before reading pauses."""
+_HIGH_WATER = 64 << 10
+"""Bytes of a body that may wait to be taken before reading pauses, where it is not known to be short."""
+_SHORT = 1 << 20
+"""Bytes of a body that may come whole: to pause and go on for each piece costs more than to hold it."""
 
 
 class ClientConnection(Protocol):
@@ -83,7 +85,7 @@ class Client:
             return
         self._parts.append(data)
         self._size += len(data)
-        if self._size > _HIGH_WATER:
+        if self._size > _HIGH_WATER and (self.length is None or self.length > _SHORT):
             self._flow.pause_reading()
         self.wake()
 
