@@ -66,7 +66,7 @@ CONFIG_IS_FOR = {
 CATCH_ALL = {("housekeeping.py", "keep"), ("proxy/data.py", "__call__")}
 """The two places where a fault of the router itself is caught, told and counted: a loop beside, and one request."""
 
-HASHES_FOR_ITSELF = {"core/sketch.py", "core/stem.py", "core/volatile.py", "proxy/parts.py", "truth/ledger.py"}
+HASHES_FOR_ITSELF = {"core/sketch.py", "core/volatile.py", "proxy/parts.py", "truth/ledger.py"}
 """Where Python's own hash is used: digests of prompts that are compared within one process and go nowhere else. It is keyed
 by the process, so that nobody can make two prompts look alike, and three times as fast as any digest of the library."""
 

@@ -12,7 +12,7 @@ from warmroute.core.sketch import Kind, Sketch, sketch
 from warmroute.core.usage import Usage
 from warmroute.core.volatile import Lines
 from warmroute.proxy.parts import Part, Said, parts_of
-from warmroute.proxy.request import reader_for
+from warmroute.proxy.request import Request, reader_for
 from warmroute.truth.conversations import Conversations
 from warmroute.truth.ledger import Answered, Ledger
 
@@ -56,8 +56,8 @@ def account_rows(scale: Scale) -> Iterator[Row]:
         answered = Answered("a", None, "pin_hit", Usage(tokens, tokens - 20, 50), 0.0, 1.0)
 
         def account(ledger: Ledger = ledger, body: bytes = body, answered: Answered = answered) -> None:
-            fields = _READER.read(body)
-            said = Said(Shape.CHAT, partial(_READER.raw, fields))
+            request = Request("POST", b"/v1/chat/completions", "chat", [], {}, body, _READER)
+            said = Said(Shape.CHAT, request)
             ledger.settle(ledger.look(_SESSION, said, None, older=False), answered)
 
         account()

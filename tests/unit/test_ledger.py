@@ -7,9 +7,8 @@ import pytest
 from warmroute.core.drift import Cause
 from warmroute.core.model import Session
 from warmroute.core.residency import Held
-from warmroute.core.sketch import Kind
+from warmroute.core.sketch import Kind, Stem
 from warmroute.core.split import Outcome
-from warmroute.core.stem import Stem
 from warmroute.core.usage import Usage
 from warmroute.truth import conversations
 from warmroute.truth.conversations import Conversations

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 Field = Callable[[str], object]
 """Looks up a top-level value of a request's JSON body; None where there is none."""
-RawField = Callable[[str], bytes | None]
+RawField = Callable[[str], bytes | memoryview | None]
 """The same value as it was written."""
 
 

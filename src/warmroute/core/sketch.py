@@ -5,7 +5,6 @@ from collections.abc import Iterable, MutableMapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from .stem import Stem
 from .volatile import Lines, bag
 
 PIECE = 2 << 10
@@ -17,6 +16,8 @@ _HEAD = 256
 """Bytes of the system prompt in which that line begins."""
 _OF_SYSTEM, _OF_USER = 64 << 10, 8 << 10
 """Bytes of a system prompt and of a user message that are masked: a table pasted into a question has thousands of numbers."""
+_STEM = 180
+"""Bytes that a stem takes, about."""
 _CONTINUES = 0x10
 """Set in the kind of a piece that is not the first one of its part."""
 _KIND = 0x0F
@@ -55,6 +56,15 @@ class Masks(NamedTuple):
     tools: int
 
 
+class Stem(NamedTuple):
+    """A list of messages as the client wrote it, up to the end of the last one: `length` bytes and their digest, of which only
+    their maker knows how it is made. `beside` is a digest of what stands beside the list: tools, system prompt."""
+
+    beside: int
+    length: int
+    digest: int
+
+
 class Sketch:
     """One prompt. Two of them can be compared only where they come of one hash seed, since digests are Python's own.
 
@@ -84,7 +94,7 @@ class Sketch:
     def nbytes(self) -> int:
         """About what this keeps, in bytes."""
         masks = sum(100 + lines.nbytes for lines in self.masks.lines.values()) if self.masks else 0
-        stem = self.stem.nbytes if self.stem else 0
+        stem = _STEM if self.stem else 0
         return 390 + 11 * len(self.kinds) + masks + stem
 
     @property

@@ -21,7 +21,7 @@ def look(ledger: Ledger, request: Request, route: Route, turn: Turn) -> Prompt:
     if request.has("previous_response_id"):
         return Prompt(older=True)  # the prompt is what the backend holds, and what is said here
     came_from = turn.found.session if turn.new and turn.found is not None else None
-    return ledger.look(session, Said(route.shape, request.raw), came_from, older=not turn.new)
+    return ledger.look(session, Said(route.shape, request), came_from, older=not turn.new)
 
 
 def label(residents: Residents, turn: Turn, request: Request) -> str | None:

@@ -1,17 +1,27 @@
 """Cuts a request's prompt into its parts, in the order in which chat templates put them, without decoding any text."""
 
 import re
+import secrets
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from ..core.messages import Shape
-from ..core.sketch import OTHER, SYSTEM, Kind
-from ..core.stem import Stem, stem
+from ..core.sketch import OTHER, SYSTEM, Kind, Stem
 
 Part = tuple[Kind, bytes]
 RawField = Callable[[str], bytes | None]
 """Gives a top-level value of a request's JSON body as it was written; None where there is none."""
+
+
+class Fields(Protocol):
+    """The top-level values of a JSON body as they were written; None where there is none. `written` makes no copy."""
+
+    def raw(self, name: str) -> bytes | None: ...
+
+    def written(self, name: str) -> memoryview | None: ...
 
 
 class _Peek(msgspec.Struct, gc=False):
@@ -72,34 +82,43 @@ def parts_of(shape: Shape, field: RawField) -> list[Part]:
 class Said:
     """What a request says, for the ledger: all of it in parts, or only what it adds to a prompt that it goes on from."""
 
-    __slots__ = ("_field", "_shape")
+    __slots__ = ("_fields", "_shape")
 
-    def __init__(self, shape: Shape, field: RawField) -> None:
+    def __init__(self, shape: Shape, fields: Fields) -> None:
         self._shape = shape
-        self._field = field
+        self._fields = fields
 
     def __repr__(self) -> str:
         return f"<Said in the shape of {self._shape}>"
 
     def parts(self) -> list[Part]:
-        return parts_of(self._shape, self._field)
+        return parts_of(self._shape, self._fields.raw)
 
     def added(self, old: Stem | None) -> tuple[Stem | None, list[Part] | None]:
         """The prompt's own stem, None where it is no list of messages; and the parts behind the old one, None if it does not
-        begin with that. Both are told without decoding what was there before.
+        begin with that. Both are told in one pass over the bytes, without decoding what was there before.
         """
-        field, shape = self._field, self._shape
-        raw = field("input" if shape is _RESPONSES else "messages")
-        if raw is None or shape is _COMPLETIONS or raw[0] != _OPENS or raw[-1] != _CLOSES:
+        fields, shape = self._fields, self._shape
+        data = fields.written("input" if shape is _RESPONSES else "messages")
+        if data is None or shape is _COMPLETIONS or data[0] != _OPENS or data[-1] != _CLOSES:
             return None, None
-        end = len(raw) - 1
-        while raw[end - 1] in _SPACES:
+        end = len(data) - 1
+        while data[end - 1] in _SPACES:
             end -= 1
         # Beside the list a prompt's beginning is made of these.
-        now = stem(hash((shape, field("tools"), field("system"), field("instructions"))), raw, end)
-        if old is None or not old.begins(now, raw):
+        beside = hash((shape, fields.raw("tools"), fields.raw("system"), fields.raw("instructions")))
+        if old is None or old.beside != beside or old.length > end:
+            return Stem(beside, end, xxh3_64_intdigest(data[:end], _SEED)), None
+        hashing = xxh3_64(data[: old.length], _SEED)
+        digest = hashing.intdigest()
+        begins = digest == old.digest
+        if old.length < end:
+            hashing.update(data[old.length : end])
+            digest = hashing.intdigest()
+        now = Stem(beside, end, digest)
+        if not begins:
             return now, None
-        more = raw[old.length :].lstrip()
+        more = bytes(data[old.length :]).lstrip()
         return now, [] if more == b"]" else self._behind(more)
 
     def _behind(self, more: bytes) -> list[Part] | None:
@@ -116,6 +135,8 @@ class Said:
 
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 _RESPONSES, _COMPLETIONS = Shape.RESPONSES, Shape.COMPLETIONS
+_SEED = secrets.randbits(64)
+"""Digests of histories never leave the process. XXH3 reads 200 KB in 10 us, where Python's own hash takes 70."""
 _OPENS, _CLOSES = b"[]"
 _SPACES = b" \t\r\n"
 

@@ -168,6 +168,13 @@ class Request:
         raw = getattr(self._fields, self._attributes.get(name, ""), _NO_RAW)
         return None if raw is _NO_RAW else bytes(raw)
 
+    def written(self, name: str) -> memoryview | None:
+        """`raw` without a copy: a history may be long."""
+        if not self._scanned:
+            self._scan()
+        raw = getattr(self._fields, self._attributes.get(name, ""), _NO_RAW)
+        return None if raw is _NO_RAW else memoryview(raw)
+
     @property
     def model(self) -> str | None:
         model = self.field("model")

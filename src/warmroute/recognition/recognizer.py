@@ -54,7 +54,7 @@ FIELDS = (
 class PromptView(RequestView, Protocol):
     """What recognition may read of a request."""
 
-    def raw(self, name: str) -> bytes | None:
+    def written(self, name: str) -> memoryview | None:
         """A top-level value of the JSON body as it was written."""
 
 
@@ -110,7 +110,7 @@ class Recognizer:
             and known
             and shape
             and self.memory.threads.one(named.key)
-            and has_begun(shape, view.field, view.raw)
+            and has_begun(shape, view.field, view.written)
         ):
             turn.named, turn.begun = named, True
             turn.session, turn.wishes = (None, Wishes(side=True)) if says_so(view) else (named, NO_WISHES)

@@ -10,9 +10,8 @@ from msgspec import Struct
 from ..core.drift import Drift, drift, grown
 from ..core.model import Reason, Session
 from ..core.residency import Held
-from ..core.sketch import Kind, Sketch, sketch
+from ..core.sketch import Kind, Sketch, Stem, sketch
 from ..core.split import BLOCK, EVICTED, MOVED, PROMPT_CHANGED, Outcome, split
-from ..core.stem import Stem
 from ..core.usage import NO_USAGE, Usage
 from ..core.volatile import Lines
 from .conversations import MAY_COST_NOTHING, Computed, Conversation, Conversations, Engine, TurnTaken
