@@ -17,7 +17,7 @@ import yaml
 from warmroute.app import Router
 from warmroute.config import Config, load, needs_restart
 from warmroute.core.model import BackendSpec, Phase
-from warmroute.proxy.connection import UpstreamError
+from warmroute.proxy.failures import UpstreamError
 from warmroute.proxy.pool import Pool
 
 from ..serving import COMMAND, serving, until_ready

@@ -3,13 +3,13 @@
 import pytest
 
 from warmroute.core.forward import PERSONAL, Rule, dropped, owned
-from warmroute.core.headers import NEVER_SENT_ON, request_head
+from warmroute.core.headers import NEVER_SENT_ON, request_head, sent_on
 
 DEFAULT = dropped(Rule.DROP, Rule.PASS, (), ())
 
 
 def sent(drop: frozenset[bytes], *names: bytes) -> list[bytes]:
-    head = request_head("GET", b"/", [(n, b"1") for n in names], host=b"h", body_length=None, drop=drop)
+    head = request_head("GET", b"/", sent_on([(n, b"1") for n in names], drop), host=b"h", body_length=None)
     return [line.partition(b":")[0] for line in head.split(b"\r\n")[2:-2]]
 
 

@@ -152,3 +152,13 @@ def test_what_is_not_used_is_forgotten() -> None:
     a.read(ANY + b"hello")
     clock.now = 1201
     assert not a.knows(ANY)
+
+
+def test_what_is_sent_on_of_a_head_is_made_once_for_what_is_dropped() -> None:
+    a = connection()
+    ((head, _),) = a.read(ANY + b"hello")
+    none, keys = frozenset({b"host"}), frozenset({b"host", b"authorization"})
+    assert head.sent_on(none).lines == b"authorization: Bearer k\r\n"
+    assert head.sent_on(none) is head.sent_on(none)
+    assert head.sent_on(keys).lines == b""
+    assert head.sent_on(none).names == {b"authorization"}

@@ -197,6 +197,9 @@ class Source:
         return self.ends and not self.pieces
 
     async def take(self) -> bytes:
+        return self.here()
+
+    def here(self) -> bytes:
         piece = self.pieces.pop(0)
         if piece is None:
             raise ClientLeft
@@ -215,6 +218,31 @@ async def test_a_body_is_read_whole(pieces: list[bytes | None]) -> None:
 
 async def test_a_body_of_exactly_the_limit_is_taken() -> None:
     assert await Incoming(Source([b"12345"], length=5), 5).whole() == b"12345"
+
+
+class Whole(Source):
+    """A source all of which has come."""
+
+    whole = True
+
+
+@pytest.mark.parametrize(
+    ("source", "body"),
+    [
+        (Whole([b"12345"], length=5), b"12345"),
+        (Whole([b"123456"], length=6), None),
+        (Whole([b"123"]), None),
+        (Source([b"123"], length=5), None),
+    ],
+    ids=["whole", "too long", "of no announced length", "not all of it"],
+)
+async def test_only_a_whole_body_of_a_known_length_is_taken_at_once(source: Source, body: bytes | None) -> None:
+    incoming = Incoming(source, 5)
+    assert incoming.at_once() == body
+    assert (incoming.ended, incoming.read) == (body is not None, len(body or b""))
+    if body is not None:
+        assert incoming.at_once() is None
+        assert await incoming.whole() == b""
 
 
 async def test_an_announced_length_over_the_limit_is_refused_before_reading() -> None:

@@ -48,13 +48,15 @@ def session(number: int, source: str = "x-session-id") -> Session:
 
 def test_what_is_in_flight_is_given_back_on_every_way_out(clock: Clock) -> None:
     one = tenant(clock, in_flight=1)
-    with one.request() as first:
-        assert first is None
-        with one.request() as second:
-            assert second is not None
-            assert (second.code, second.retry_after) == (Code.TENANT_LIMIT, 1)
+    assert one.enter() is None
+    with one:
+        second = one.enter()
+        assert second is not None
+        assert (second.code, second.retry_after) == (Code.TENANT_LIMIT, 1)
         assert one.in_flight == 1
-    with pytest.raises(KeyError), one.request():
+    assert one.in_flight == 0
+    assert one.enter() is None
+    with pytest.raises(KeyError), one:
         raise KeyError
     assert one.in_flight == 0
 
@@ -162,8 +164,8 @@ def test_what_is_used_stays_counted_over_a_reload(clock: Clock) -> None:
     assert known.get("a") is known.one
     known.follow({"a": Limits(in_flight=1)})
     held = known.get("a")
-    with held.request() as refused:
-        assert refused is None
+    assert held.enter() is None
+    with held:
         known.follow({"a": Limits(in_flight=2), "b": Limits()})
         assert known.get("a") is held
         assert held.enter() is None

@@ -10,7 +10,7 @@ import pytest
 from warmroute.core.model import Failure, Phase
 from warmroute.fleet.fetch import FetchError, fetch, tls_fault
 from warmroute.observe.record import RequestRecord
-from warmroute.proxy.pool import _connect_failure
+from warmroute.proxy.failures import unconnected
 
 ADDRESS = "('10.1.2.3', 8000)"
 
@@ -40,7 +40,7 @@ ADDRESS = "('10.1.2.3', 8000)"
     ids=["refused", "timeout", "no route", "several addresses", "no such name", "own"],
 )
 def test_of_a_connection(error: OSError, kind: str, said: str) -> None:
-    failure = _connect_failure(error, 0.5)
+    failure = unconnected(error, 0.5)
     assert (failure.phase, failure.kind, failure.detail) == (Phase.CONNECT, kind, said)
 
 
@@ -48,7 +48,7 @@ def test_of_tls() -> None:
     error = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)")
     error.reason = "WRONG_VERSION_NUMBER"
     assert tls_fault(error) == "wrong version number"
-    assert _connect_failure(error, 0.5).detail == "TLS failed: wrong version number"
+    assert unconnected(error, 0.5).detail == "TLS failed: wrong version number"
     untrusted = ssl.SSLCertVerificationError(1, "[SSL] (_ssl.c:1006)")
     untrusted.verify_message = "self-signed certificate"
     assert tls_fault(untrusted) == "self-signed certificate"

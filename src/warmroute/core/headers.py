@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Name and value pairs in the order they came; names are lower case."""
@@ -57,34 +58,48 @@ def _passing(headers: Headers, drop: frozenset[bytes]) -> list[tuple[bytes, byte
     return [pair for pair in passing if pair[0] not in named] if named else passing
 
 
+class SentOn(NamedTuple):
+    """What of a request's headers a backend gets: their names, and all of them as lines."""
+
+    names: frozenset[bytes]
+    lines: bytes
+
+
+def sent_on(headers: Headers, drop: frozenset[bytes] = NEVER_SENT_ON) -> SentOn:
+    """The client's headers without those to drop, which hold NEVER_SENT_ON, and those that are of its hop alone."""
+    passing = _passing(headers, drop)
+    return SentOn(frozenset(name for name, _ in passing), b"".join(b"%b: %b\r\n" % pair for pair in passing))
+
+
 def request_head(
     method: str,
     target: bytes,
-    headers: Headers,
+    client: SentOn,
     *,
     host: bytes,
     body_length: int | None,
     extra: Headers = (),
-    drop: frozenset[bytes] = NEVER_SENT_ON,
 ) -> bytes:
-    """The head of the request to a backend. A header among `extra` takes the place of the client's own; those to drop, which
-    hold NEVER_SENT_ON, are left out.
+    """The head of the request to a backend. A header among `extra` takes the place of the client's own.
 
     The target is sent as it came, percent-encoding and all. `body_length` is None for a request without a body.
     """
-    parts = [method.encode(), b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n"]
-    ours: list[bytes] = []
+    lines = client.lines
+    parts = [method.encode(), b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n", lines]
     for name, value in extra:
-        ours += (name, b": ", value, b"\r\n")
-        if name not in drop:
-            drop |= {name}
-    for name, value in _passing(headers, drop):
         parts += (name, b": ", value, b"\r\n")
-    parts += ours
+        if name in client.names:
+            lines = _without(name, lines)
+    parts[6] = lines
     if body_length is not None:
         parts.append(b"content-length: %d\r\n" % body_length)
     parts.append(b"\r\n")
     return b"".join(parts)
+
+
+def _without(name: bytes, lines: bytes) -> bytes:
+    """Header lines, but for those of this name."""
+    return b"".join(line for line in lines.splitlines(keepends=True) if not line.startswith(name + b": "))
 
 
 def response_headers(headers: Headers, status: int = 200, *, cookies: bool = False) -> list[tuple[bytes, bytes]]:

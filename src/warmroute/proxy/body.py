@@ -28,6 +28,9 @@ class BodySource(Protocol):
     async def take(self) -> bytes:
         """What has come since, at least a byte unless it has ended. Raises ClientLeft."""
 
+    def here(self) -> bytes:
+        """`take`, without waiting."""
+
 
 class ClientLeft(Exception):
     """The client went away before its request was whole."""
@@ -51,6 +54,15 @@ class Incoming:
 
     def __repr__(self) -> str:
         return f"<Incoming {self.read} of {self.length or 'unknown'} bytes{' ended' if self.ended else ''}>"
+
+    def at_once(self) -> bytes | None:
+        """All of the body, if nothing of it was read and all of it has come."""
+        source = self._source
+        if self.read or not source.whole or source.length is None or source.length > self._limit:
+            return None
+        body = source.here()
+        self.read, self.ended = len(body), True
+        return body
 
     async def whole(self, begun: bytes = b"") -> bytes:
         """All of the body; `begun` is what was read of it before."""

@@ -122,6 +122,10 @@ class Client:
             self._flow.resume_reading()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        return self.here()
+
+    def here(self) -> bytes:
+        """What has come of the body since, without waiting. Raises ClientLeft."""
         if self.gone or self.complete:
             raise ClientLeft
         parts = self._parts
@@ -191,10 +195,19 @@ class Client:
 
     async def body(self, data: bytes, *, more: bool) -> None:
         """Send a part of the body; waits while the client reads too slowly."""
+        if self.slow:
+            await self._flow.drain()
+        self.send(data, more=more)
+
+    @property
+    def slow(self) -> bool:
+        """Whether the client reads too slowly, so that `drained` should be awaited."""
+        return self._flow.write_paused and not self.gone
+
+    def send(self, data: bytes, *, more: bool) -> None:
+        """Send a part of the body now."""
         self.bytes_out += len(data)
         self.finished = not more
-        if self._flow.write_paused and not self.gone:
-            await self._flow.drain()
         self.put(data, more=more)
 
     def put(self, data: bytes, *, more: bool) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
 from typing import Protocol, cast
 
 import httptools
 
 from ..core.chunks import HEADS
 from ..core.model import BackendSpec, Failure, Phase
+from .failures import ClientGone, UpstreamError, broken
 
 HIGH_WATER = 64 * 1024
 """Bytes of an answer that may wait for a slow client before reading from the backend pauses."""
@@ -41,18 +43,7 @@ class _Owner(Protocol):
     heard: bool
 
     def lost(self, connection: "Connection") -> None: ...
-
-
-class UpstreamError(Exception):
-    """An exchange failed; `failure` says why."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.detail)
-        self.failure = failure
-
-
-class ClientGone(Exception):
-    """The client left, so the exchange was given up."""
+    def release(self, connection: "Connection") -> None: ...
 
 
 class Connection(asyncio.Protocol):
@@ -79,6 +70,15 @@ class Connection(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"<Connection to {self._pool.spec.name} {'closed' if self.closed else 'complete' if self.complete else 'busy'}>"
 
+    def __enter__(self) -> "Connection":
+        """For one exchange, at the end of which it goes back to its pool."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.release(self)
+
     # What the owner of the exchange calls
 
     def set_options(self, options: Iterable[tuple[int, int, int]]) -> None:
@@ -97,12 +97,10 @@ class Connection(asyncio.Protocol):
             self.status = self.bytes_in = self.waiting_bytes = 0
             self.headers, self._chunks = [], []
             self.head_seen = self.complete = self._between_chunks = self._keep_alive = self._until_close = False
-        if body and len(body) < HIGH_WATER:
+        if len(body) < HIGH_WATER:
             self._transport.write(head + body)
         else:
-            self._transport.write(head)
-            if body:
-                self._transport.write(body)
+            self._transport.writelines((head, body))
 
     def write(self, data: bytes) -> None:
         """Send more of a body that `send` has begun."""
@@ -120,6 +118,10 @@ class Connection(asyncio.Protocol):
         while not self.head_seen:
             self._raise(Phase.HEAD)
             await self._wait()
+
+    def here(self) -> bytes:
+        """What has come of the body, b"" if nothing has."""
+        return self._take() if self._chunks else b""
 
     async def read(self) -> bytes:
         """All that has come of the body, at least one byte; b"" at its end. Raises UpstreamError or ClientGone."""
@@ -216,7 +218,7 @@ class Connection(asyncio.Protocol):
         if isinstance(self._error, UpstreamError):
             raise UpstreamError(self._error.failure)
         stale = self.reused and self.bytes_in == 0 and self._lost_at - self._sent_at < _STALE_WITHIN
-        raise UpstreamError(_broken(self._error, phase, self._pool.spec, stale))
+        raise UpstreamError(broken(self._error, phase, self._pool.spec, stale))
 
     # What asyncio calls
 
@@ -340,10 +342,3 @@ class Connection(asyncio.Protocol):
             return
         if not self._until_close:
             self.complete = True
-
-
-def _broken(error: BaseException, phase: Phase, spec: BackendSpec, stale: bool) -> Failure:
-    if isinstance(error, EOFError):
-        return Failure(phase, "closed", f"{spec.name} closed the connection without finishing its answer", stale)
-    why = getattr(error, "strerror", None) or error  # without the error's number
-    return Failure(phase, "reset", f"the connection to {spec.name} broke: {why}", stale)

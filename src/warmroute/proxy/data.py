@@ -113,11 +113,12 @@ class DataApp:
         return None if name is None else self._tenants.get(name)
 
     async def _handle(self, route: Route, client: Client, tenant: Tenant) -> None:
-        with tenant.request() as refused:
-            if refused is None:
-                await self.handler.handle(route, client, tenant)
-            else:
-                await self._refuse(client, refused, route, tenant)
+        refused = tenant.enter()
+        if refused is not None:
+            await self._refuse(client, refused, route, tenant)
+            return
+        with tenant:
+            await self.handler.handle(route, client, tenant)
 
     async def _elsewhere(self, client: Client) -> None:
         path = client.head.path.decode("latin-1")  # undecoded, as every other path: %72eadyz is not there

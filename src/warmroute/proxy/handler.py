@@ -27,14 +27,15 @@ from . import errors
 from .answers import Answers, send_error
 from .body import BodyRefused, ClientLeft, Incoming
 from .client import Client, Outflow
-from .connection import ClientGone, Connection, UpstreamError
+from .connection import Connection
 from .errors import Code
+from .failures import ClientGone, UpstreamError
 from .handshake import SWITCHED
 from .in_flight import InFlight
 from .intake import Intake
 from .looking import label, look
 from .placement import Placed, Placement
-from .pool import Exchange, Pool
+from .pool import Pool
 from .queue import Queue
 from .resume import Resumer
 from .tenants import Tenant
@@ -173,8 +174,12 @@ class Handler:
     async def _place(self, x: InFlight) -> Placed | Decision:
         """A place for the request, waited for in the queue while backends are full."""
         key, turn, size, deadline = x.record.id.encode(), x.turn, len(x.request.body) >> 10, None
+        placement, session = self._placement, turn.session
         while True:
-            placed = await self._placement.place_agreed(turn.session, x.model, key, x.exclude, turn.wishes, size)
+            if placement.agrees_alone(session):
+                placed = placement.place(session, x.model, key, x.exclude, turn.wishes, None, size)
+            else:
+                placed = await placement.place_agreed(session, x.model, key, x.exclude, turn.wishes, size)
             if isinstance(placed, Placed) or placed.reason is not Reason.BUSY:
                 return placed
             again, deadline = deadline is not None, deadline or self._queue.deadline()
@@ -197,7 +202,7 @@ class Handler:
                 x.record.connected_s = self._clock() - x.record.started
                 if not counted:
                     counted, x.sent = True, x.sent + 1
-                with Exchange(pool, connection):
+                with connection:
                     if x.upload is None:
                         await self._exchange(x, placed, connection)
                     else:
@@ -220,11 +225,10 @@ class Handler:
         head = request_head(
             request.method,
             pool.base_path + request.target,
-            request.headers,
+            x.client.head.sent_on(self._drop),
             host=pool.host_header,
             body_length=x.body_length,
             extra=x.for_backend(decision.engine, self._registry.backends[placed.backend].spec.key),
-            drop=self._drop,
         )
         body = x.asked.body if x.upload is None else x.upload.framed(x.asked.body)
         connection.send(head, body, head_only=request.method == "HEAD")
@@ -273,13 +277,15 @@ class Handler:
         client = x.client
         out, ended = b"", False
         while not out and not ended:
-            data = await connection.read()
+            data = connection.here() or await connection.read()
             ended = connection.finished
             out = relay.feed(data) if data else b""
         if ended:
             out += relay.finish()
         self._begin(x, decision, connection)
-        await client.body(out, more=not ended)
+        if client.slow:
+            await client.drained()
+        client.send(out, more=not ended)
         if not ended:
             await client.drained()
             outflow = Outflow(client, relay)

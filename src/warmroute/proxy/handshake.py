@@ -8,9 +8,10 @@ from ..core.headers import Headers
 from ..core.model import Failure, Phase
 from . import errors
 from .client import Client
-from .connection import HIGH_WATER, Connection, UpstreamError
+from .connection import HIGH_WATER, Connection
 from .deadlines import Wait, Waiting
 from .errors import RouterError
+from .failures import UpstreamError
 from .server import DataProtocol
 
 SWITCHED = 101

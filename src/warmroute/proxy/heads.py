@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from httptools import parse_url
 
-from ..core.headers import Headers, first_values
+from ..core.headers import Headers, SentOn, first_values, sent_on
 from ..recognition.recent import Recent
 from . import errors
 from .errors import RouterError
@@ -14,7 +14,7 @@ from .errors import RouterError
 _MOST_HEADERS = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """One request's line and headers, but for its body's length. Names are lower case; `named` has each one's first value.
 
@@ -29,6 +29,7 @@ class Head:
     named: dict[bytes, bytes]
     keep_alive: bool
     expects: bool
+    _sent_on: tuple[frozenset[bytes], SentOn] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -45,6 +46,12 @@ class Head:
         return cls(
             method, path, target, version, headers, first_values(headers), keep_alive and version != "1.0", expects
         )
+
+    def sent_on(self, drop: frozenset[bytes]) -> SentOn:
+        """What a backend gets of it, without the headers to drop; made once for all turns that have the same head."""
+        if self._sent_on is None or self._sent_on[0] is not drop:
+            self._sent_on = drop, sent_on(self.headers, drop)
+        return self._sent_on[1]
 
 
 def fault_of(headers: Headers, version: str) -> RouterError | None:

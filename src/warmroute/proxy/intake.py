@@ -49,17 +49,14 @@ class Intake:
     def __repr__(self) -> str:
         return f"<Intake {self._owned!r} {self._isolation!r}>"
 
-    async def take(
-        self,
-        route: Route,
-        head: Head,
-        incoming: Incoming,
-        tenant: Tenant,
-    ) -> Taken:
+    async def take(self, route: Route, head: Head, incoming: Incoming, tenant: Tenant) -> Taken:
+        """The turn is one of its tenant's, and of nobody else's."""
         named = head.named
         if is_form(named):
             incoming.watch = self._owned.watch(named)
             body = await incoming.at_least(OPENING)
+        elif (at_once := incoming.at_once()) is not None:
+            body = at_once
         else:
             body = await incoming.whole()
         request = Request(head.method, head.target, route.label, head.headers, named, body, self._reader)
@@ -68,23 +65,20 @@ class Intake:
             request.body = await incoming.whole(body)
             model = self._placement.model_of(request.model)
         self._owned.apply(request)
-        turn = await self._recognised(request, route, model, response_id(route, head.path), tenant)
+        recognizer, asked = self._recognizer, response_id(route, head.path)
+        if recognizer.memory.shared is None:
+            turn = recognizer.recognise(request, route, model, asked, tenant.name)
+        else:
+            turn = await recognizer.recognise_together(request, route, model, asked, tenant.name)
+        if len(request.named) != len(request.headers):
+            turn.refused += recognizer.repeated(turn, request.headers)
+        if tenant.name:
+            if turn.owner_unknown:
+                raise BodyRefused(errors.response_not_found())
+            tenant.claim(turn.session)
         fields = tenant.fields(request, route.shape)
         if self._isolation.mode != "off":
             fields += self._isolation.fields(request, tenant, turn.session)
         if fields:
             request.put(fields)
         return Taken(request, model, turn, put_into(request.body, route.shape, request, self._asks))
-
-    async def _recognised(
-        self, request: Request, route: Route, model: str | None, asked: str | None, tenant: Tenant
-    ) -> Turn:
-        """Whose turn a request is: one of its tenant's, and of nobody else's."""
-        turn = await self._recognizer.recognise_together(request, route, model, asked, tenant.name)
-        if len(request.named) != len(request.headers):
-            turn.refused += self._recognizer.repeated(turn, request.headers)
-        if tenant.name:
-            if turn.owner_unknown:
-                raise BodyRefused(errors.response_not_found())
-            tenant.claim(turn.session)
-        return turn

@@ -1,16 +1,14 @@
 """The connections to one backend: kept alive, reused or newly opened, closed before vLLM closes them."""
 
 import asyncio
-import os
 import socket
 import ssl
 from collections.abc import Callable
-from types import TracebackType
 from urllib.parse import quote, urlsplit
 
-from ..core.model import BackendSpec, Failure, Phase
-from ..fleet.fetch import OWN_FAULTS, tls_fault
-from .connection import Connection, UpstreamError
+from ..core.model import BackendSpec, Failure
+from .connection import Connection
+from .failures import UpstreamError, removed, unconnected
 
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -29,30 +27,6 @@ _KEEP_ALIVE = (
 
 _TLS_END = 2.0
 """Seconds in which a backend may end its side of TLS when ours has ended."""
-
-
-def _connect_failure(error: OSError | TimeoutError, timeout: float) -> Failure:
-    """What happened, in words that clients may read: they learn the names of backends and not their addresses."""
-    if error.errno in OWN_FAULTS:
-        return Failure(Phase.CONNECT, "own", f"the router cannot open a connection: {error.strerror}", own=True)
-    if isinstance(error, ConnectionRefusedError):
-        return Failure(Phase.CONNECT, "refused", "connection refused")
-    if isinstance(error, TimeoutError):
-        return Failure(Phase.CONNECT, "timeout", f"no connection within {timeout:g} s")
-    if isinstance(error, ssl.SSLError):
-        return Failure(Phase.CONNECT, "tls", f"TLS failed: {tls_fault(error)}")
-    return Failure(Phase.CONNECT, "unreachable", f"cannot connect: {_words(error)}")
-
-
-def _words(error: OSError) -> str:
-    """The system's own words: those of the loop may hold addresses."""
-    if isinstance(error, socket.gaierror):
-        return error.strerror or "no such name"
-    return os.strerror(error.errno) if error.errno else "none of its addresses answers"
-
-
-def _removed(spec: BackendSpec) -> Failure:
-    return Failure(Phase.CONNECT, "removed", f"{spec.name} was removed")
 
 
 class Pool:
@@ -124,7 +98,7 @@ class Pool:
         """A new connection, of a kind. Raises UpstreamError with phase CONNECT."""
         spec, tls = self.spec, self._tls
         if self.retired:
-            raise UpstreamError(_removed(spec))
+            raise UpstreamError(removed(spec))
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await self.loop.create_connection(
@@ -136,10 +110,10 @@ class Pool:
                     ssl_shutdown_timeout=_TLS_END if tls else None,
                 )
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors too
-            raise UpstreamError(_connect_failure(error, self._connect_timeout)) from error
+            raise UpstreamError(unconnected(error, self._connect_timeout)) from error
         if self.retired:
             connection.close()
-            raise UpstreamError(_removed(spec))
+            raise UpstreamError(removed(spec))
         self._open.add(connection)
         connection.set_options(_KEEP_ALIVE)
         return connection
@@ -195,21 +169,3 @@ class Pool:
             connection.close()
         self._idle = kept
         self._sweep = self.loop.call_later(self._expiry / 2, self._close_expired) if kept else None
-
-
-class Exchange:
-    """One request on one connection, which goes back to its pool on every way out of the `with` block."""
-
-    __slots__ = ("_pool", "connection")
-
-    def __init__(self, pool: Pool, connection: Connection) -> None:
-        self._pool = pool
-        self.connection = connection
-
-    def __enter__(self) -> Connection:
-        return self.connection
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.release(self.connection)

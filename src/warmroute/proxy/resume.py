@@ -12,10 +12,11 @@ from ..core.resume import Rest, Why, end_of, rest_of
 from ..core.retry import MAX_SENT
 from ..core.tap import TokenTap
 from ..fleet.registry import Registry
-from .connection import ClientGone, Connection, UpstreamError
+from .connection import Connection
+from .failures import ClientGone, UpstreamError
 from .in_flight import InFlight
 from .placement import Placed, Placement
-from .pool import Exchange, Pool
+from .pool import Pool
 from .request import decoded
 
 _CONTEXT = 48
@@ -115,7 +116,7 @@ class Resumer:
             connection = await pool.connect()
             x.sent += 1
             x.record.attempts += 1
-            with Exchange(pool, connection):
+            with connection:
                 await self._stream(x, placed, rest, connection, pool)
         except UpstreamError as error:
             failure = error.failure
@@ -135,7 +136,7 @@ class Resumer:
         for count in range(tap.unsure + 1):
             asked = {"model": x.model, "tokens": tokens[: len(tokens) - count][-_CONTEXT:]}
             connection = await pool.connect()
-            with Exchange(pool, connection):
+            with connection:
                 self._send(x, placed, connection, pool, b"/detokenize", msgspec.json.encode(asked))
                 await connection.read_head()
                 told = b""
@@ -153,10 +154,8 @@ class Resumer:
         if x.client.gone:
             raise ClientGone
         extra = x.for_backend(placed.decision.engine, self._registry.backends[placed.backend].spec.key)
-        headers, length = x.request.headers, len(body)
-        target = pool.base_path + path
-        host, drop = pool.host_header, self._drop
-        head = request_head("POST", target, headers, host=host, body_length=length, extra=extra, drop=drop)
+        lines, target = x.client.head.sent_on(self._drop), pool.base_path + path
+        head = request_head("POST", target, lines, host=pool.host_header, body_length=len(body), extra=extra)
         connection.send(head, body, head_only=False)
         x.client.on_gone(connection.abandon)
 

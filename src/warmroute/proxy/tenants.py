@@ -61,12 +61,8 @@ class Tenant:
     def __repr__(self) -> str:
         return f"<Tenant {self.name or 'everybody'}, {self.in_flight} in flight>"
 
-    def request(self) -> "Admission":
-        """A request comes: what it takes is given back at the end of the `with` block, whose value is why it is refused."""
-        return Admission(self)
-
     def enter(self) -> RouterError | None:
-        """Take a place for one request, or tell why there is none."""
+        """Take a place for one request, or tell why there is none. Once taken it is given back at the end of `with tenant`."""
         limits = self.limits
         if limits.in_flight is not None and self.in_flight >= limits.in_flight:
             return errors.tenant_limit(self.name, "in_flight", limits.in_flight, _WAIT_FOR_PLACE)
@@ -80,8 +76,12 @@ class Tenant:
         self.in_flight += 1
         return None
 
-    def leave(self) -> None:
-        """The request has ended."""
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.in_flight -= 1
 
     def _burst(self, rate: float) -> int:
@@ -122,27 +122,6 @@ class Tenant:
             known = self._sessions[session.source == CONTENT]
         known[key] = now
         known.move_to_end(key)
-
-
-class Admission:
-    """The `with` block of one request."""
-
-    __slots__ = ("_tenant", "_took")
-
-    def __init__(self, tenant: Tenant) -> None:
-        self._tenant = tenant
-        self._took = False
-
-    def __enter__(self) -> RouterError | None:
-        refused = self._tenant.enter()
-        self._took = refused is None
-        return refused
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._took:
-            self._tenant.leave()
 
 
 class Tenants:

@@ -8,8 +8,9 @@ from typing import Any
 from ..core.model import Decision, Failure, Phase
 from ..core.websocket import Frames, close_frame
 from .client import Client
-from .connection import ClientGone, Connection, UpstreamError
+from .connection import Connection
 from .deadlines import Wait, Waiting
+from .failures import ClientGone, UpstreamError
 from .handshake import Handshake, SwitchingProtocol
 from .in_flight import InFlight
 from .placement import Placed

@@ -1,6 +1,7 @@
 """What tenants may use over all workers: requests in flight and the rate. Sessions each worker counts itself."""
 
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any
 
 from ..proxy.errors import RouterError
@@ -35,8 +36,10 @@ class SharedTenant(Tenant):
             rows.set_due(slot, round(self._due * _MICRO))
         return refused
 
-    def leave(self) -> None:
-        super().leave()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
         self._rows.add(self.slot, Cell.IN_FLIGHT, -1)
 
 
