@@ -10,6 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from warmroute.app import Router
+from warmroute.proxy.connection import Connection
+from warmroute.proxy.pool import Pool
 
 from ..integration.conftest import until
 from ..integration.scripted import RawClient, Script, Talk, answer, role, token
@@ -238,3 +240,47 @@ class TestSlowReader:
             slow.post({"model": "m", "stream": True})
             await slow.head()
             await until(lambda: nothing_left(router), within=2 * LONG)
+
+
+async def test_who_leaves_between_two_backends_ends_nobody_elses_request(
+    backends: list[FaultyBackend], start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first backend has failed with an answer that leaves its connection whole, and the second is slow to connect."""
+    router = await start_router(backends[:2])
+    answering, connecting, connects = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def script(talk: Talk) -> None:
+        if b"fails" in talk.seen.body:
+            talk.send(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
+        else:
+            await answering.wait()
+            await answer(talk)
+
+    async def connect(pool: Pool, make: type[Connection] = Connection) -> Connection:
+        if any(b.posts for b in backends):
+            connecting.set()
+            await connects.wait()
+        return await at_once(pool, make)
+
+    at_once = Pool.connect
+    monkeypatch.setattr(Pool, "connect", connect)
+    everywhere(backends, script)
+    leaver = await RawClient.connect(router.data_url)
+    leaver.post({"model": "m", "messages": [], "user": "fails"})
+    await asyncio.wait_for(connecting.wait(), LONG)
+    failed = next(b for b in backends if b.posts)
+    others = [await RawClient.connect(router.data_url) for _ in range(16)]
+    for number, other in enumerate(others):
+        other.post({"model": "m", "messages": []}, {"x-session-id": str(number)})
+    await until(
+        lambda: any(seen.place for seen in failed.posts)
+    )  # one has the kept connection, the rest wait for new ones
+    aborts = router.counters.client_aborts
+    leaver.writer.close()
+    await until(lambda: len(router._door.guests) == len(others))
+    connects.set()
+    answering.set()
+    assert {(await asyncio.wait_for(other.reply(), LONG)).status for other in others} == {200}
+    assert router.counters.client_aborts == aborts + 1
+    for other in others:
+        other.writer.close()

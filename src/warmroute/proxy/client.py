@@ -148,8 +148,8 @@ class Client:
     ) -> None:
         self._on_gone = None
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        """Call this when the client leaves within the `with` block; the last one given counts."""
+    def on_gone(self, callback: Callable[[], None] | None) -> None:
+        """Call this when the client leaves within the `with` block, or nothing; the last one given counts."""
         self._on_gone = callback
 
     # The answer

@@ -211,6 +211,8 @@ class Handler:
                 return None
             except UpstreamError as error:
                 failure = error.failure
+            finally:
+                x.client.on_gone(None)  # the connection may be another client's from now on
             x.record.failures.append((placed.backend, failure))
             self._backend_failed(placed.backend, failure)
             if not x.repeatable or verdict(failure, sent=x.sent) is not Verdict.SAME:

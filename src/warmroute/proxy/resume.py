@@ -123,6 +123,8 @@ class Resumer:
             return failure if failure.phase is Phase.CONNECT else replace(failure, phase=Phase.STREAM)
         except ValueError as error:
             return Failure(Phase.STREAM, "garbage", f"{placed.backend} went on with what is no stream: {error}")
+        finally:
+            x.client.on_gone(None)  # the connection may be another client's from now on
         if not rest.events.done:
             return Failure(Phase.STREAM, "closed", f"{placed.backend} ended without finishing its answer")
         return None
@@ -142,6 +144,7 @@ class Resumer:
                 told = b""
                 while (data := await connection.read()) and len(told) < _LONGEST_TEXT:
                     told += data
+            x.client.on_gone(None)
             text = decoded(told) if connection.status == 200 else None
             text = text.get("prompt") if isinstance(text, dict) else None
             if not isinstance(text, str):
