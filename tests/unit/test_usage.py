@@ -184,3 +184,11 @@ fields = st.sampled_from(
 def test_no_object_raises_and_counts_are_never_negative(usage: dict[str, object]) -> None:
     found = usage_from(json.dumps({"usage": usage}).encode())
     assert all(count is None or count >= 0 for count in (found.prompt, found.cached, found.completion))
+
+
+@pytest.mark.parametrize("digits", [14, 400, 4000, 5000])
+def test_counts_beyond_all_measure_are_none(digits: int) -> None:
+    """Sums of them would not fit into a float, and no metric could be shown any more."""
+    tail = b'{"usage":{"prompt_tokens":%s,"completion_tokens":2}}' % (b"9" * digits)
+    assert usage_from(tail).prompt is None
+    assert usage_from(b'{"usage":{"input_tokens":%s,"cache_read_input_tokens":1}}' % (b"9" * digits)).prompt is None

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 MARK = b'"usage":'
 _DECODER = json.JSONDecoder()
 
+_MOST = 1 << 40
+"""Tokens that an answer may be said to have; a number without end would stay in sums that no longer fit into a float."""
+
 
 class Usage(NamedTuple):
     """Tokens of one exchange; None where the backend did not say. Cached tokens are part of the prompt's."""
@@ -38,15 +41,12 @@ def usage_from(tail: bytes) -> Usage:
 
 def _read(usage: dict[str, Any]) -> Usage:
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
     if "cache_read_input_tokens" in usage:
         return _anthropic(usage)
-    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
-    completion = usage.get("completion_tokens", usage.get("output_tokens"))
     return Usage(
-        prompt if type(prompt) is int and prompt >= 0 else None,
-        cached if type(cached) is int and cached >= 0 else None,
-        completion if type(completion) is int and completion >= 0 else None,
+        _count(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        _count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        _count(usage.get("completion_tokens", usage.get("output_tokens"))),
     )
 
 
@@ -59,4 +59,4 @@ def _anthropic(usage: dict[str, Any]) -> Usage:
 
 
 def _count(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= _MOST else None
