@@ -1,5 +1,7 @@
 """Heads that have come before: found by exactly their bytes, but for the length; never what the parser has to see."""
 
+from dataclasses import replace
+
 import pytest
 
 from warmroute.proxy.heads import Head, KnownHeads
@@ -162,3 +164,11 @@ def test_what_is_sent_on_of_a_head_is_made_once_for_what_is_dropped() -> None:
     assert head.sent_on(none) is head.sent_on(none)
     assert head.sent_on(keys).lines == b""
     assert head.sent_on(none).names == {b"authorization"}
+
+
+def test_a_head_with_other_headers_sends_on_those_alone() -> None:
+    """A key that was shown is taken out of a head that may have been sent on with it before keys were asked for."""
+    shown = [(b"host", b"x"), (b"authorization", b"Bearer k"), (b"x-a", b"b")]
+    head, drop = Head.of("POST", b"/", "1.1", shown, keep_alive=True), frozenset({b"host"})
+    assert b"Bearer k" in repr(head.sent_on(drop)).encode()
+    assert b"Bearer k" not in repr(replace(head, headers=[shown[0], shown[2]]).sent_on(drop)).encode()

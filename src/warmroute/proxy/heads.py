@@ -29,7 +29,7 @@ class Head:
     named: dict[bytes, bytes]
     keep_alive: bool
     expects: bool
-    _sent_on: tuple[frozenset[bytes], SentOn] | None = field(default=None, compare=False, repr=False)
+    _sent_on: tuple[frozenset[bytes], SentOn] | None = field(default=None, init=False, compare=False, repr=False)
 
     @classmethod
     def of(
