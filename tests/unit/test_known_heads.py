@@ -25,6 +25,7 @@ class Request:
         self.length = length
         self.body = b""
         self.whole = False
+        self.keep_alive = head.keep_alive
 
     def comes(self, data: bytes) -> None:
         self.body += data
@@ -146,6 +147,26 @@ def test_a_known_request_may_come_in_pieces_and_others_behind_it() -> None:
             ("GET", b"", True),
             ("POST", b"again", True),
         ]
+
+
+def test_nothing_is_known_behind_a_request_that_closes() -> None:
+    a = connection()
+    a.read(ANY + b"hello")
+    before = len(a.requests)
+    a.data_received(b"GET / HTTP/1.0\r\nhost: x\r\n\r\n" + ANY + b"hello")
+    a.data_received(ANY + b"hello")
+    alone = Connection(KnownHeads(Clock()))
+    alone.data_received(b"GET / HTTP/1.0\r\nhost: x\r\n\r\n" + ANY + b"hello")
+    alone.data_received(ANY + b"hello")
+    assert len(a.requests) - before == len(alone.requests)
+
+
+def test_what_is_in_use_stays_known() -> None:
+    clock = Clock()
+    a = Connection(KnownHeads(clock))
+    a.read(ANY + b"hello")
+    for clock.now in range(0, 6000, 500):
+        assert a.knows(ANY)
 
 
 def test_what_is_not_used_is_forgotten() -> None:

@@ -62,8 +62,8 @@ class AccessLog:
             self._render_all()
 
     def _render_all(self) -> None:
-        self._lines += map(self._render, self._records)
-        self._records.clear()
+        records, self._records = self._records, []
+        self._lines += map(self._render, records)
 
     def flush(self) -> None:
         if self._timer is not None:

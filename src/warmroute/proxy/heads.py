@@ -118,7 +118,7 @@ class KnownHeads:
             return None
         at, behind = length.span(1)
         key = data[:at] + data[behind:end]
-        return Found(key, end + 4, int(length[1]), self._heads.get(key))
+        return Found(key, end + 4, int(length[1]), self._heads.renew(key))
 
     def learn(self, found: Found, head: Head, length: int | None) -> None:
         """Remember what the parser made of it, if that is what any further one means.

@@ -75,7 +75,9 @@ class Reading:
             if self._owed:
                 data = self._go_on(data)
                 continue
-            new = self._known.find(data) if self._at is START else None
+            # Behind a request that closes the connection the parser hears nothing any more.
+            hears = self._at is START and (self.latest is None or self.latest.keep_alive)
+            new = self._known.find(data) if hears else None
             if new is None or new.head is None:
                 self._new = new
                 self._parse(data)
