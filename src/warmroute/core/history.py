@@ -23,9 +23,8 @@ def seed(model: str | None, cache_salt: object) -> bytes:
 
 def follow(digest: bytes, message: Message) -> bytes:
     """The chain's next digest, after one more message."""
-    running = sha256(digest + message.role.encode("utf-8", "surrogatepass") + b"\0")
-    running.update(message.text.encode("utf-8", "surrogatepass"))
-    return running.digest()[:SIZE]
+    role, text = message
+    return sha256(digest + f"{role}\0{text}".encode("utf-8", "surrogatepass")).digest()[:SIZE]
 
 
 class History:
@@ -50,8 +49,12 @@ class History:
     def at(self, position: int) -> bytes:
         """The digest after the message at this position."""
         digests = self.digests
-        while len(digests) <= position:
-            digests.append(follow(digests[-1] if digests else self.start, self._messages[len(digests)]))
+        known = len(digests)
+        if known <= position:
+            digest = digests[-1] if digests else self.start
+            for message in self._messages[known : position + 1]:
+                digest = follow(digest, message)
+                digests.append(digest)
         return digests[position]
 
     @property
