@@ -31,17 +31,18 @@ class History:
     """The digests of a conversation after each of its messages, computed as far as somebody looks.
 
     `answers` are the positions of the model's messages, `root` is the position of the first user message, None if there is
-    none. After `settle` nothing is left of the text.
+    none. After `settle` nothing is left of the text. `begun`: a user has spoken before these messages, and `start` is the
+    digest of all that; the first user message is then before position 0.
     """
 
     __slots__ = ("_messages", "answers", "digests", "root", "start")
 
-    def __init__(self, start: bytes, messages: Sequence[Message]) -> None:
+    def __init__(self, start: bytes, messages: Sequence[Message], *, begun: bool = False) -> None:
         self.start = start
         self._messages = messages
         self.digests: list[bytes] = []
         self.answers = [i for i, message in enumerate(messages) if message.role == ASSISTANT]
-        self.root = next((i for i, message in enumerate(messages) if message.role == USER), None)
+        self.root = -1 if begun else next((i for i, message in enumerate(messages) if message.role == USER), None)
 
     def __repr__(self) -> str:
         return f"<History {len(self._messages) or len(self.digests)} messages, {len(self.answers)} answers>"
@@ -60,7 +61,7 @@ class History:
     @property
     def opening(self) -> bytes | None:
         """The digest after the first user message: what it and all before it say."""
-        return None if self.root is None else self.at(self.root)
+        return None if self.root is None or self.root < 0 else self.at(self.root)
 
     @property
     def begun(self) -> bool:
@@ -70,6 +71,15 @@ class History:
     def is_answer(self, position: int) -> bool:
         """Whether a message of the model answers a user's: it comes after the first of those."""
         return self.root is not None and position > self.root
+
+    def before(self, position: int) -> bytes:
+        """The digest before the message at this position, which has been computed."""
+        return self.digests[position - 1] if position else self.start
+
+    @property
+    def asks(self) -> bool:
+        """Whether it ends with something that the model is to answer, once a user has spoken."""
+        return self.root is not None and not (self.answers and self.answers[-1] == len(self.digests) - 1)
 
     def all(self) -> list[bytes]:
         """All digests."""

@@ -91,7 +91,7 @@ class Conversations:
         digests = history.all()
         for at in reversed(history.answers):
             position = self._positions.get(digests[at])
-            asked = self._asked.get(digests[at - 1]) if position is None and history.is_answer(at) else None
+            asked = self._asked.get(history.before(at)) if position is None and history.is_answer(at) else None
             if position is not None:
                 return self._after(position, history, at)
             if asked is not None and asked.sessions <= BRANCHES:

@@ -8,6 +8,7 @@ from ..core.model import Place
 from .conversations import Conversations
 from .guards import Guards
 from .heads import Heads
+from .lists import Lists
 from .owners import Owners
 from .recent import Recent
 from .sharing import SharedMemory
@@ -21,7 +22,8 @@ RESPONSES_KEPT = 24 * 3600.0
 class Memory:
     """One of each kind, made together, since they have one clock and one measure of room.
 
-    `places` says where sessions were last served whose pins may be gone before they go on. `shared` tells other routers.
+    `places` says where sessions were last served whose pins may be gone before they go on; `lists` spares reading histories
+    again. `shared` tells other routers.
     """
 
     conversations: Conversations
@@ -30,6 +32,7 @@ class Memory:
     threads: Threads
     guards: Guards
     places: Recent[Place]
+    lists: Lists
     shared: SharedMemory | None = None
 
     @property
@@ -82,5 +85,6 @@ def remember(
         threads,
         Guards(clock, threads, backends=backends, expiry=idle_expiry, limit=sessions),
         Recent(clock, expiry=idle_expiry, limit=entries),
+        Lists(clock, expiry=idle_expiry, limit=max(1, entries // 3)),
         share(conversations, heads, owners) if share is not None else None,
     )

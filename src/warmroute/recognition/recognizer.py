@@ -21,7 +21,8 @@ from .owners import Owner
 
 @dataclass(slots=True)
 class Turn:
-    """What is known of one request's conversation. `source` names where its identity came from, None if it has none."""
+    """What is known of one request's conversation. `source` names where its identity came from, None if it has none;
+    `written` is the digest of its messages as they were written, where that is of use."""
 
     session: Session | None = None
     refused: tuple[tuple[str, str], ...] = ()
@@ -37,6 +38,7 @@ class Turn:
     opening: bytes | None = None
     begun: bool = False
     tenant: str = ""
+    written: bytes = b""
 
     @property
     def source(self) -> str | None:
@@ -114,7 +116,7 @@ class Recognizer:
         ):
             turn.named, turn.begun = named, True
             turn.session, turn.wishes = (None, Wishes(side=True)) if says_so(view) else (named, NO_WISHES)
-        else:
+        elif named is not None or route.beside or not self._goes_on(turn, view, model):
             messages = request_messages(shape, view.field, beginning=known) if shape else []
             if route.beside or (shape and is_side_request(view, shape, messages)):
                 turn.named, turn.wishes = named, Wishes(side=True)
@@ -183,25 +185,43 @@ class Recognizer:
 
     # By content
 
+    def _goes_on(self, turn: Turn, view: PromptView, model: str | None) -> bool:
+        """Recognise a turn that only adds to the last one, as `_find` would, and read no more than that; False for others."""
+        if turn.shape is None or not self._by_content or says_so(view):
+            return False
+        start = seed(model, view.field("cache_salt"))
+        turn.written, history = self.memory.lists.look(turn.shape, start, view.written, self._decode)
+        if history is None:
+            return False
+        found = self.memory.conversations.find(history)
+        if found is None or found.match is Match.SHARED or found.at != history.answers[-1]:
+            return False
+        history.settle()
+        self._belongs(turn, history, found)
+        return True
+
     def _find(self, turn: Turn, view: RequestView, model: str | None, messages: list[Message]) -> None:
         history = _history(turn.shape, view, model, messages)
         if history is None:
             return
-        turn.history = history
-        turn.found = found = self.memory.conversations.find(history)
+        found = self.memory.conversations.find(history)
         history.settle()
         if found is not None and found.match is not Match.SHARED:
-            turn.session = Session(found.session, CONTENT)
-            turn.new = self._pins.get(found.session) is None
-            if turn.new and (place := self._place(found.session)) is not None:
-                turn.wishes = Wishes(near=Near(Reason.HISTORY, (place,)))
+            self._belongs(turn, history, found)
             return
-        turn.new = True
+        turn.history, turn.found, turn.new = history, found, True
         turn.session = self._known(Session(self._nonce(), CONTENT))
         turn.heads = tuple(head_digests(history.start, tools_text(view.field), messages))
         places = self.memory.heads.find(turn.heads)
         if places:
             turn.wishes = Wishes(near=Near(Reason.HEAD, places))
+
+    def _belongs(self, turn: Turn, history: History, found: Found) -> None:
+        turn.history, turn.found = history, found
+        turn.session = Session(found.session, CONTENT)
+        turn.new = self._pins.get(found.session) is None
+        if turn.new and (place := self._place(found.session)) is not None:
+            turn.wishes = Wishes(near=Near(Reason.HISTORY, (place,)))
 
     # Responses that a backend holds
 
@@ -236,6 +256,8 @@ class Recognizer:
             memory.guards.used(turn.named, conversations, adopted=adopted, known=not turn.new)
         if turn.history is not None and turn.session is not None:
             memory.conversations.goes_on(turn.history, turn.found, turn.session.key)
+            if turn.written and turn.history.asks:
+                memory.lists.asked(turn.written, turn.history.digests[-1])
             if memory.shared is not None:
                 memory.shared.goes_on(turn.session, turn.history, turn.found)
 

@@ -81,7 +81,7 @@ class SharedMemory:
         if answers and (found is None or found.at < answers[-1]):
             last = [at for at in answers[-_MOST_ANSWERS:] if found is None or at > found.at]
             notes += [(HISTORY, digests[at]) for at in last]
-            notes += [(ASKED, digests[at - 1]) for at in last if history.is_answer(at)]
+            notes += [(ASKED, history.before(at)) for at in last if history.is_answer(at)]
             notes.append((ASKED, digests[-1]))
         if heads and not self._heads.find(heads):
             notes += [(HEAD, heads[cut]) for cut in _HEADS if cut < len(heads)]
