@@ -292,6 +292,9 @@ class _View:
     def __init__(self, session: str) -> None:
         self.named = {b"x-session-id": session.encode()}
 
+    def may_name(self) -> bool:
+        return True
+
     def field(self, name: str) -> object:
         return None
 

@@ -34,6 +34,9 @@ class View:
     def named(self) -> dict[bytes, bytes]:
         return self.headers
 
+    def may_name(self) -> bool:
+        return True
+
     def field(self, name: str) -> object:
         return self.fields.get(name)
 

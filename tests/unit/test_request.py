@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from warmroute.core.headers import Headers, first_values
-from warmroute.core.identity import SOURCES, identify
+from warmroute.core.identity import BODY_FIELDS, SOURCES, identify
 from warmroute.proxy import errors
 from warmroute.proxy.body import BodyRefused, ClientLeft, Incoming
 from warmroute.proxy.errors import RouterError
@@ -28,6 +28,14 @@ def request(body: bytes, headers: Headers = JSON, reader: FieldReader = ROUTING)
 
 
 # Fields
+
+
+@pytest.mark.parametrize("name", [*BODY_FIELDS, "chat"])
+def test_whether_a_body_may_name_its_conversation(name: str) -> None:
+    reader = reader_for(["session_id", "body:chat.id"])
+    assert request(json.dumps({"model": "m", name: None}).encode(), reader=reader).may_name()
+    for other in (b'{"model":"m","messages":[],"chats":1}', b"{}", b"[]", b"", b"{"):
+        assert not request(other, reader=reader).may_name()
 
 
 def test_the_fields_of_a_body() -> None:

@@ -13,6 +13,9 @@ class View:
     named: dict[bytes, bytes] = field(default_factory=dict)
     fields: dict[str, object] = field(default_factory=dict)
 
+    def may_name(self) -> bool:
+        return True
+
     def field(self, name: str) -> object:
         return self.fields.get(name)
 

@@ -11,11 +11,13 @@ from .refusal import refusal
 
 
 class RequestView(Protocol):
-    """What identity may read of a request. Header names are lower case; fields are of the JSON body."""
+    """What identity may read of a request. Header names are lower case; fields are of the JSON body, and `may_name` tells
+    whether one is there that a source looks at."""
 
     @property
     def named(self) -> Mapping[bytes, bytes]: ...
     def field(self, name: str) -> object: ...
+    def may_name(self) -> bool: ...
 
 
 class Key(NamedTuple):
@@ -238,7 +240,7 @@ class Ladder:
         headers = self._with_one.keys() & view.named
         if len(headers) > 1:
             return self._of(headers)
-        return self._with_one[headers.pop()] if headers else self._without
+        return self._with_one[headers.pop()] if headers else self._without if view.may_name() else ()
 
 
 def _headers_of(name: str) -> tuple[bytes, ...]:

@@ -1,7 +1,7 @@
 """A request as it came: its bytes, and a lazy look into its JSON."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from operator import attrgetter
 from urllib.parse import parse_qsl
@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from ..core.headers import Headers
+from ..core.identity import BODY_FIELDS
 from ..core.routes import REALTIME
 from ..recognition.recognizer import FIELDS
 from .body import is_form
@@ -21,17 +22,23 @@ _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 class FieldReader:
     """Finds the top-level fields of these names in a JSON object and skips all others, however many there are.
 
-    `owned` are further names, of which it can tell at once that none is there.
+    `owned` are further names, of which it can tell at once that none is there; so it can of those in `naming`.
     """
 
-    def __init__(self, names: Iterable[str], owned: Iterable[str] = ()) -> None:
-        owned = tuple(owned)
-        self.attributes = {name: f"f{i}" for i, name in enumerate(dict.fromkeys((*names, *owned)))}
-        # attrgetter gives a tuple for two names or more
-        self.owned = attrgetter(*(self.attributes[name] for name in owned * 2)) if owned else lambda _: ()
-        self.none_owned = (_NO_RAW,) * len(owned) * 2
+    def __init__(self, names: Iterable[str], owned: Iterable[str] = (), naming: Iterable[str] = ()) -> None:
+        owned, naming = tuple(owned), tuple(naming)
+        self.attributes = {name: f"f{i}" for i, name in enumerate(dict.fromkeys((*names, *owned, *naming)))}
+        self.owned, self.none_owned = self._together(owned)
+        self.naming, self.none_naming = self._together(naming)
         fields = [(a, msgspec.Raw, msgspec.field(default=_NO_RAW, name=n)) for n, a in self.attributes.items()]
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("Fields", fields, gc=False))
+
+    def _together(self, names: tuple[str, ...]) -> tuple[Callable[[object], object], object]:
+        """What gets all of these fields at once, and what it gets where none is there."""
+        if not names:
+            return lambda _: (), ()
+        # attrgetter gives a tuple for two names or more
+        return attrgetter(*(self.attributes[name] for name in names * 2)), (_NO_RAW,) * len(names) * 2
 
     def read(self, body: bytes) -> object:
         """What the other methods take; None if the body is no JSON object."""
@@ -61,7 +68,7 @@ def decoded(data: bytes | msgspec.Raw) -> object:
 def reader_for(sources: Iterable[str], owned: Iterable[str] = ()) -> FieldReader:
     """A reader of what routing needs: the model, and the fields that tell a conversation or are looked at by these sources."""
     added = (name.removeprefix("body:").partition(".")[0] for name in sources if name.startswith("body:"))
-    return FieldReader(["model", *FIELDS, "return_token_ids", "stream_options", "n", *added], owned)
+    return FieldReader(["model", *FIELDS, "return_token_ids", "stream_options", "n"], owned, (*BODY_FIELDS, *added))
 
 
 class Request:
@@ -156,6 +163,13 @@ class Request:
             self._scan()
         reader = self._reader
         return None if self._fields is None else bool(reader.owned(self._fields) != reader.none_owned)
+
+    def may_name(self) -> bool:
+        """Whether one of the fields is there in which a client may name its conversation."""
+        if not self._scanned:
+            self._scan()
+        reader = self._reader
+        return self._fields is not None and bool(reader.naming(self._fields) != reader.none_naming)
 
     def replace_body(self, body: bytes) -> None:
         """Go on with another body; what was read of the one before is forgotten."""
