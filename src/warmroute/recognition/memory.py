@@ -58,6 +58,7 @@ class Memory:
             "responses": len(self.owners),
             "ids": len(self.threads),
             "places": len(self.places),
+            "lists": len(self.lists),
         }
 
 
