@@ -193,3 +193,15 @@ def test_a_head_with_other_headers_sends_on_those_alone() -> None:
     head, drop = Head.of("POST", b"/", "1.1", shown, keep_alive=True), frozenset({b"host"})
     assert b"Bearer k" in repr(head.sent_on(drop)).encode()
     assert b"Bearer k" not in repr(replace(head, headers=[shown[0], shown[2]]).sent_on(drop)).encode()
+
+
+def test_a_head_without_its_keys_is_made_once_and_sends_none_on() -> None:
+    a = connection()
+    ((head, _),) = a.read(ANY + b"hello")
+    drop = frozenset({b"host"})
+    assert b"Bearer k" in head.sent_on(drop).lines
+    assert head.keyless().headers == [(b"host", b"x")]
+    assert b"authorization" not in head.keyless().named
+    assert head.keyless().sent_on(drop).lines == b""
+    assert head.keyless() is head.keyless()
+    assert (head.keyless().target, head.headers[1]) == (head.target, (b"authorization", b"Bearer k"))

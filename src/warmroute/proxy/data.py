@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 from .. import __version__
 from ..core import routes
-from ..core.headers import first_values
 from ..core.routes import Protocol, Route
 from ..fleet.registry import Registry
 from . import errors
@@ -18,7 +17,7 @@ from .client import Client
 from .errors import RouterError
 from .handler import Handler
 from .handshake import refusal
-from .keys import Keys, without_keys
+from .keys import Keys
 from .refusals import Refusals
 from .tenants import DEFAULT, Tenant, Tenants
 
@@ -106,10 +105,8 @@ class DataApp:
         """Who asks; None for who shows no key where keys are asked for. What is shown goes no further then."""
         if self.keys is None:
             return self._tenants.get(DEFAULT)
-        head = client.head
-        headers = without_keys(head.headers)
-        client.head = replace(head, headers=headers, named=first_values(headers))
-        name = self.keys.tenant(head.headers)
+        shown, client.head = client.head.headers, client.head.keyless()
+        name = self.keys.tenant(shown)
         return None if name is None else self._tenants.get(name)
 
     async def _handle(self, route: Route, client: Client, tenant: Tenant) -> None:

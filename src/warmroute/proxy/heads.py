@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from httptools import parse_url
 
@@ -10,6 +10,7 @@ from ..core.headers import Headers, SentOn, first_values, sent_on
 from ..recognition.recent import Recent
 from . import errors
 from .errors import RouterError
+from .keys import without_keys
 
 _MOST_HEADERS = 100
 
@@ -30,6 +31,7 @@ class Head:
     keep_alive: bool
     expects: bool
     _sent_on: tuple[frozenset[bytes], SentOn] | None = field(default=None, init=False, compare=False, repr=False)
+    _keyless: "Head | None" = field(default=None, init=False, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -52,6 +54,13 @@ class Head:
         if self._sent_on is None or self._sent_on[0] is not drop:
             self._sent_on = drop, sent_on(self.headers, drop)
         return self._sent_on[1]
+
+    def keyless(self) -> "Head":
+        """It without the credentials that the client shows to the router; made once, too."""
+        if self._keyless is None:
+            headers = without_keys(self.headers)
+            self._keyless = replace(self, headers=headers, named=first_values(headers))
+        return self._keyless
 
 
 def fault_of(headers: Headers, version: str) -> RouterError | None:

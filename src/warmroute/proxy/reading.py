@@ -34,9 +34,8 @@ class _Refused(Exception):
 class Reading:
     """Takes a connection's bytes and makes requests of them, one behind the other.
 
-    `latest` is the request that is read, or was read last. What becomes of a
-    request is for the connection to say: it is told of each head by `_begin`, and of what is not well by `_refuse` and
-    `_end_body`. `_deaf`: nothing more is heard.
+    `latest` is the request that is read, or was read last. What becomes of a request is for the connection to say: it is told
+    of each head by `_begin`, and of what is not well by `_refuse` and `_end_body`. `_deaf`: nothing more is heard.
     """
 
     latest: Client | None = None

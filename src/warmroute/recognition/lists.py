@@ -11,7 +11,7 @@ from ..core.messages import RawField, Shape, request_messages
 from .recent import Recent
 
 _SEED = secrets.randbits(64)
-"""What is kept here never leaves the process, and nobody outside can make two lists look alike."""
+"""What is kept here never leaves the process, and nobody else knows the seed."""
 _SYSTEM = {Shape.CHAT: False, Shape.MESSAGES: True}
 """The shapes that have a list of messages, and whether a system prompt stands beside it."""
 _ANSWER = b'"assistant"'
