@@ -132,7 +132,7 @@ async def test_streams_and_conversations_outlive_their_servers(vllm_servers: Sta
 
 
 async def _every_stream_ends_as_if_nothing_had_died(
-    router: Serving, servers: list[VllmServer], kind: str, **fields: object
+    router: Serving, servers: list[VllmServer], kind: str, tries: int = 3, **fields: object
 ) -> None:
     unbroken = await side_by_side([s.url for s in servers], kind, [Streamed() for _ in range(STREAMS)], **fields)
     assert all(one.whole for one in unbroken)
@@ -153,6 +153,10 @@ async def _every_stream_ends_as_if_nothing_had_died(
     print(f"{kind} {fields}: killed after {at} events; {equals}, resumed {resumed}")
     assert [one.errors for one in ended] == [[]] * STREAMS
     assert all(one.whole for one in ended)
+    if not resumed and tries > 1:  # its streams had ended, and only this client had not read all of them yet
+        await restarted(router, victim)
+        await _every_stream_ends_as_if_nothing_had_died(router, servers, kind, tries - 1, **fields)
+        return
     assert resumed > 0
     assert {outcome for outcome, count in outcomes.items() if count} == {"resumed"}
     assert [one.roles for one in ended] == [one.roles for one in unbroken]
