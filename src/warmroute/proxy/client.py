@@ -247,8 +247,8 @@ _SETTLE_AFTER = 40
 class Outflow:
     """An answer that streams: every piece goes to the client's connection in the moment it comes, with no task to wake.
 
-    A whole chunk is written as it is, unless the relay has something to take out of it. The relay is told of the bytes some
-    thousands at a time, and with `settle` of the last ones.
+    A whole chunk is written as it is, unless the relay has something to take out of it. The relay is told of the bytes many
+    chunks at a time, and with `settle` of the last ones.
     """
 
     __slots__ = ("_client", "_flow", "_framed", "_note", "_passes", "_put", "_take", "_write")

@@ -2,18 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from types import TracebackType
 from typing import Protocol, cast
 
 import httptools
 
 from ..core.chunks import HEADS
 from ..core.model import BackendSpec, Failure, Phase
+from .client import Client
 from .failures import ClientGone, UpstreamError, broken
 
 HIGH_WATER = 64 * 1024
 """Bytes of an answer that may wait for a slow client before reading from the backend pauses."""
-
 
 _STALE_WITHIN = 0.5
 """Seconds after sending in which a kept-alive connection that breaks was closed before; later, the request broke it."""
@@ -54,6 +53,7 @@ class Connection(asyncio.Protocol):
         self._loop = pool.loop
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._client: Client | None = None
         self._parser = httptools.HttpResponseParser(self)
         self.idle_since = self._sent_at = self._lost_at = 0.0
         self.reused = self.closed = self.switched = False
@@ -74,9 +74,10 @@ class Connection(asyncio.Protocol):
         """For one exchange, at the end of which it goes back to its pool."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        client, self._client = self._client, None
+        if client is not None:  # whose leaving must not end what is asked on this connection next
+            client.on_gone(None)
         self._pool.release(self)
 
     # What the owner of the exchange calls
@@ -88,10 +89,10 @@ class Connection(asyncio.Protocol):
             for option in options:
                 sock.setsockopt(*option)
 
-    def send(self, head: bytes, body: bytes, *, head_only: bool) -> None:
-        """Begin an exchange. `head_only`: the answer has no body whatever its headers say (HEAD)."""
+    def send(self, head: bytes, body: bytes, client: Client, *, head_only: bool) -> None:
+        """Begin an exchange, given up if the client leaves. `head_only`: the answer has no body whatever its headers say."""
         assert self._transport is not None
-        self._head_only = head_only
+        self._head_only, self._client = head_only, client
         self._sent_at = self._loop.time()
         if self.bytes_in:  # what came before, be it unasked, is not this answer's
             self.status = self.bytes_in = self.waiting_bytes = 0
@@ -101,6 +102,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
+        client.on_gone(self.abandon)
 
     def write(self, data: bytes) -> None:
         """Send more of a body that `send` has begun."""

@@ -211,8 +211,6 @@ class Handler:
                 return None
             except UpstreamError as error:
                 failure = error.failure
-            finally:
-                x.client.on_gone(None)  # the connection may be another client's from now on
             x.record.failures.append((placed.backend, failure))
             self._backend_failed(placed.backend, failure)
             if not x.repeatable or verdict(failure, sent=x.sent) is not Verdict.SAME:
@@ -233,8 +231,7 @@ class Handler:
             extra=x.for_backend(decision.engine, self._registry.backends[placed.backend].spec.key),
         )
         body = x.asked.body if x.upload is None else x.upload.framed(x.asked.body)
-        connection.send(head, body, head_only=request.method == "HEAD")
-        x.client.on_gone(connection.abandon)
+        connection.send(head, body, x.client, head_only=request.method == "HEAD")
         if self._ledger is not None and x.record.prompt is NO_PROMPT:  # now that the backend is at work
             x.record.prompt = look(self._ledger, request, x.route, x.turn)
         await connection.read_head()

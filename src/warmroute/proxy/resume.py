@@ -123,8 +123,6 @@ class Resumer:
             return failure if failure.phase is Phase.CONNECT else replace(failure, phase=Phase.STREAM)
         except ValueError as error:
             return Failure(Phase.STREAM, "garbage", f"{placed.backend} went on with what is no stream: {error}")
-        finally:
-            x.client.on_gone(None)  # the connection may be another client's from now on
         if not rest.events.done:
             return Failure(Phase.STREAM, "closed", f"{placed.backend} ended without finishing its answer")
         return None
@@ -144,7 +142,6 @@ class Resumer:
                 told = b""
                 while (data := await connection.read()) and len(told) < _LONGEST_TEXT:
                     told += data
-            x.client.on_gone(None)
             text = decoded(told) if connection.status == 200 else None
             text = text.get("prompt") if isinstance(text, dict) else None
             if not isinstance(text, str):
@@ -159,8 +156,7 @@ class Resumer:
         extra = x.for_backend(placed.decision.engine, self._registry.backends[placed.backend].spec.key)
         lines, target = x.client.head.sent_on(self._drop), pool.base_path + path
         head = request_head("POST", target, lines, host=pool.host_header, body_length=len(body), extra=extra)
-        connection.send(head, body, head_only=False)
-        x.client.on_gone(connection.abandon)
+        connection.send(head, body, x.client, head_only=False)
 
     async def _stream(self, x: InFlight, placed: Placed, rest: Rest, connection: Connection, pool: Pool) -> None:
         self._send(x, placed, connection, pool, b"/v1/completions", rest.body)
