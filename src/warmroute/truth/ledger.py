@@ -98,25 +98,18 @@ class Ledger:
         before = self.conversations.get(session.key)
         if before is None and came_from is not None:
             before = self.conversations.get(came_from)
-        stem, added = said.added(before.sketch.stem if before is not None else None)
-        if before is not None and added is not None:
-            now = before.sketch.grown(added)
-            now.stem = stem
-            found = grown(before.sketch, now)
-        else:
-            parts = said.parts()
-            if not parts:
-                return NO_PROMPT
-            now = sketch(parts)
-            now.stem = stem if now.begun else None
-            if before is None:
-                self._mask(now, parts)
-                return Prompt(session, family_of(parts), now, older=older)
-            found = drift(before.sketch, now, before.tools)
+        made = sketched(said, before.sketch if before is not None else None)
+        if made is None:
+            return NO_PROMPT
+        now, parts = made
+        if before is None:
+            self._mask(now, parts or ())
+            return Prompt(session, family_of(parts or ()), now, older=older)
+        found = grown(before.sketch, now) if parts is None else drift(before.sketch, now, before.tools)
         if found.cause is None:
             now.masks = before.sketch.masks
         else:  # a closer look may tell more
-            self._mask(now, said.parts())
+            self._mask(now, parts or said.parts())
             found = drift(before.sketch, now, before.tools)
         return Prompt(session, before.family, now, before, found)
 
@@ -206,6 +199,21 @@ class Ledger:
         elif prompt.drift is not None and prompt.drift.cause is not None:
             causes[PROMPT_CHANGED] = prompt.drift.cause
         return causes
+
+
+def sketched(said: Said, last: Sketch | None) -> tuple[Sketch, Parts | None] | None:
+    """The sketch of what a request says, and its parts: None where it only adds to the last one. None if it cannot be read."""
+    stem, added = said.added(last.stem if last is not None else None)
+    if last is not None and added is not None:
+        now = last.grown(added)
+        now.stem = stem
+        return now, None
+    parts = said.parts()
+    if not parts:
+        return None
+    now = sketch(parts)
+    now.stem = stem if now.begun else None  # nothing can be put behind what ends otherwise
+    return now, parts
 
 
 def _estimated(prompt: Prompt) -> Usage:

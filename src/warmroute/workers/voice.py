@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from ..core.drift import grown
 from ..core.model import Decision, PinChange, Session
 from ..core.residency import Held
-from ..core.sketch import Sketch, sketch
+from ..core.sketch import Sketch
 from ..core.usage import Usage
 from ..observe.record import RequestRecord
 from ..pins.memory import PinTable
 from ..recognition.recent import Recent
-from ..truth.ledger import NO_PROMPT, Ledger, Prompt, Said, family_of
+from ..truth.ledger import NO_PROMPT, Ledger, Prompt, Said, family_of, sketched
 from .rows import Cell, Rows
 from .views import Slots
 
@@ -146,20 +146,16 @@ class ToldLedger(Ledger):
         found = self._last.get(session.key)
         if found is None and came_from is not None:
             found = self._last.get(came_from)
-        last = found.sketch if found is not None and found.sketch.begun else None
-        stem, added = said.added(last.stem if last is not None else None)
-        if found is not None and last is not None and added is not None:
-            family, now = found.family, last.grown(added)
-            grows = grown(last, now).cause is None
+        made = sketched(said, found.sketch if found is not None else None)
+        if made is None:
+            return NO_PROMPT
+        now, parts = made
+        if found is not None and parts is None:
+            family, grows = found.family, grown(found.sketch, now).cause is None
         else:
-            parts = said.parts()
-            if not parts:
-                return NO_PROMPT
-            family, now = family_of(parts), sketch(parts)
-            grows = found is not None and now.goes_on(found.sketch)
+            family, grows = family_of(parts or ()), found is not None and now.goes_on(found.sketch)
         if not grows:
-            self._mask(now, said.parts())
-        now.stem = stem
+            self._mask(now, parts or said.parts())
         self._last.put(session.key, Last(family, now))
         self._number += 1
         at, named = self._clock(), tuple(session)
