@@ -84,13 +84,12 @@ def request_head(
 
     The target is sent as it came, percent-encoding and all. `body_length` is None for a request without a body.
     """
-    lines = client.lines
-    parts = [method.encode(), b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n", lines]
+    lines, ours = client.lines, list[bytes]()
     for name, value in extra:
-        parts += (name, b": ", value, b"\r\n")
+        ours += (name, b": ", value, b"\r\n")
         if name in client.names:
             lines = _without(name, lines)
-    parts[6] = lines
+    parts = [method.encode(), b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n", lines, *ours]
     if body_length is not None:
         parts.append(b"content-length: %d\r\n" % body_length)
     parts.append(b"\r\n")

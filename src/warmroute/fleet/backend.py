@@ -76,10 +76,6 @@ class BackendState:
         return may and self.outlier.admits and not self.drain.over and not self.asleep
 
     @property
-    def waits_for_check(self) -> bool:
-        return self.unproven and self.health.up is None
-
-    @property
     def works(self) -> bool:
         """Whether it is known to be up, and may be asked."""
         return bool(self.health.up) and not self.asleep and self.outlier.admits and not self.drain.over

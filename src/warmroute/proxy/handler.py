@@ -174,12 +174,8 @@ class Handler:
     async def _place(self, x: InFlight) -> Placed | Decision:
         """A place for the request, waited for in the queue while backends are full."""
         key, turn, size, deadline = x.record.id.encode(), x.turn, len(x.request.body) >> 10, None
-        placement, session = self._placement, turn.session
         while True:
-            if placement.agrees_alone(session):
-                placed = placement.place(session, x.model, key, x.exclude, turn.wishes, None, size)
-            else:
-                placed = await placement.place_agreed(session, x.model, key, x.exclude, turn.wishes, size)
+            placed = await self._placement.place_agreed(turn.session, x.model, key, x.exclude, turn.wishes, size)
             if isinstance(placed, Placed) or placed.reason is not Reason.BUSY:
                 return placed
             again, deadline = deadline is not None, deadline or self._queue.deadline()

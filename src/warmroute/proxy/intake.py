@@ -66,10 +66,7 @@ class Intake:
             model = self._placement.model_of(request.model)
         self._owned.apply(request)
         recognizer, asked = self._recognizer, response_id(route, head.path)
-        if recognizer.memory.shared is None:
-            turn = recognizer.recognise(request, route, model, asked, tenant.name)
-        else:
-            turn = await recognizer.recognise_together(request, route, model, asked, tenant.name)
+        turn = await recognizer.recognise_together(request, route, model, asked, tenant.name)
         if len(request.named) != len(request.headers):
             turn.refused += recognizer.repeated(turn, request.headers)
         if tenant.name:

@@ -108,10 +108,6 @@ class Placement:
             return Placed(decision, backend, lease)
         return Decision(Reason.BUSY)
 
-    def agrees_alone(self, session: Session | None) -> bool:
-        """Whether `place` is all that it takes: no other router has to agree."""
-        return session is None or self._shared is None
-
     async def place_agreed(
         self,
         session: Session | None,
