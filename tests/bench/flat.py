@@ -1,12 +1,14 @@
 """Whether a request costs the same whatever the router knows and has: many sessions, many backends, many requests behind it.
 
-    python -m tests.bench.flat [--sessions 1000000] [--backends 64] [--rounds 5] [--seconds 4] [--json OUT] [--page FILE]
+    python -m tests.bench.flat [--sessions 1000000] [--backends 64] [--minutes 60] [--rounds 5] [--seconds 4] [--json OUT]
+        [--page FILE]
 
 Routers run side by side and are asked in turn, each round all of them, so that what the machine does to one it does to all:
-one with three backends and few sessions, one that has first served a request of each of so many sessions, and one with so
-many backends. The same conversations go on at each of them, and new ones come; the ratio is that of a request's CPU time to
-the first router's. What a router takes while it has nothing to do (checks, metrics of its backends) is told apart and not
-counted there. Each has a CPU to itself while it is asked, on which the others only look after their backends.
+one with three backends and few sessions, one that has first served a request of each of so many sessions, one with so many
+backends and, with `--minutes`, one that has first been under load for so long. The same conversations go on at each of them,
+and new ones come; the ratio is that of a request's CPU time to the first router's. What a router takes while it has nothing
+to do (checks, metrics of its backends) is told apart and not counted there. Each has a CPU to itself while it is asked, on
+which the others only look after their backends.
 """
 
 import argparse
@@ -44,7 +46,9 @@ _FEW_BACKENDS = 3
 _FEW_SESSIONS = 1000
 _SLOWEST_PER_S = 500
 """Requests/s that the filling is given time for."""
-FEW, KNOWN, WIDE = "few of both", "many sessions", "many backends"
+_BURST_S, _PAUSE_S = 0.5, 4.0
+"""Load that only ages a router comes in bursts, of old conversations and of new ones, with pauses between two pairs."""
+FEW, KNOWN, WIDE, OLD = "few of both", "many sessions", "many backends", "long under load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--sessions", type=int, default=1_000_000, help="sessions that one router has served")
     parser.add_argument("--backends", type=int, default=64, help="backends that one router has")
+    parser.add_argument("--minutes", type=float, default=0.0, help="that one more router has been under load before")
     parser.add_argument("--rounds", type=int, default=5, help="passes over all routers")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write all figures there")
@@ -69,7 +74,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one tiny round, to see that it works")
     args = parser.parse_args(words)
     if args.quick:
-        args.sessions, args.backends, args.rounds, args.seconds = 3000, 8, 1, 0.4
+        args.sessions, args.backends, args.minutes, args.rounds, args.seconds = 3000, 8, 0.05, 1, 0.4
     return args
 
 
@@ -88,6 +93,20 @@ class Load:
         seconds = sessions / _SLOWEST_PER_S + 10
         self._ask(subject, self._short, seconds, sessions, "--requests", sessions)
 
+    def age(self, subject: Subject, minutes: float) -> float:
+        """Put load on it, again and again for so long; returns the number of requests. Raises BenchError if one fails."""
+        deadline, done = time.monotonic() + minutes * 60, 0.0
+        while time.monotonic() < deadline:
+            done += self._ask(subject, self._chat, _BURST_S, _FEW_SESSIONS)
+            done += self._ask(subject, self._chat, _BURST_S, sys.maxsize, "--prefix", self._never())
+            time.sleep(max(0.0, min(_PAUSE_S, deadline - time.monotonic())))
+        return done
+
+    def _never(self) -> str:
+        """What ids of sessions begin with that never were."""
+        self._new += 1
+        return f"new{self._new}-"
+
     def measure(self, subject: Subject, seconds: float, idle: float, sessions: int, *, new: bool = False) -> float:
         """CPU microseconds of a request beyond what is used in any case (`idle`, in CPU seconds a second).
 
@@ -95,8 +114,7 @@ class Load:
         """
         words: tuple[object, ...] = ()
         if new:
-            self._new += 1
-            words, sessions = ("--prefix", f"new{self._new}-"), sys.maxsize
+            words, sessions = ("--prefix", self._never()), sys.maxsize
         before, began = cpu_seconds(subject.process), time.monotonic()
         done = self._ask(subject, self._chat, seconds, sessions, *words)
         used = cpu_seconds(subject.process) - before - idle * (time.monotonic() - began)
@@ -140,6 +158,8 @@ def run(args: argparse.Namespace) -> str:
     require_tools()
     cpus, before, when = Cpus.available(), os.getloadavg()[0], datetime.now(UTC)
     backends = {FEW: _FEW_BACKENDS, KNOWN: _FEW_BACKENDS, WIDE: args.backends}
+    if args.minutes:
+        backends[OLD] = _FEW_BACKENDS
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in backends}
     with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder, ExitStack() as stack:
         scratch = Path(folder)
@@ -159,6 +179,10 @@ def run(args: argparse.Namespace) -> str:
             sessions = args.sessions if subject.name == KNOWN else _FEW_SESSIONS
             print(f"{subject.name}: {sessions:,} sessions", file=sys.stderr, flush=True)
             load.fill(subject, sessions)
+        aged = 0.0
+        if args.minutes:
+            print(f"{OLD}: {args.minutes:g} minutes", file=sys.stderr, flush=True)
+            aged = load.age(subjects[-1], args.minutes)
         for number in range(args.rounds):
             print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
             turn = number % len(subjects)
@@ -166,10 +190,13 @@ def run(args: argparse.Namespace) -> str:
                 rounds[name].append(figures)
     figures_now = report.medians(rounds)
     command = (
-        f"python -m tests.bench.flat --sessions {args.sessions} --backends {args.backends} --rounds {args.rounds}"
-        f" --seconds {args.seconds:g}"
+        f"python -m tests.bench.flat --sessions {args.sessions} --backends {args.backends} --minutes {args.minutes:g}"
+        f" --rounds {args.rounds} --seconds {args.seconds:g}"
     )
-    shown = "\n\n".join([report.compared(figures_now, FEW), "\n".join(report.conditions(when, command, cpus, before))])
+    lines = report.conditions(when, command, cpus, before)
+    if args.minutes:
+        lines.append(f"{OLD}: {aged:,.0f} requests in {args.minutes:g} minutes, of old conversations and of new ones.")
+    shown = "\n\n".join([report.compared(figures_now, FEW), "\n".join(lines)])
     if args.json:
         args.json.write_text(json.dumps(figures_now, indent=1) + "\n")
     if args.page:

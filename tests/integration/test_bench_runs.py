@@ -21,7 +21,7 @@ from tests.bench.askers import Asked, Clients, Got, Habits, Tally, explained, hi
 from tests.bench.backend import EVENTS_BESIDE_TOKENS
 from tests.bench.batching import Pace
 from tests.bench.faulty import KINDS, answer_to, follow, prompt_ids, text_of
-from tests.bench.flat import FEW, KNOWN, WIDE
+from tests.bench.flat import FEW, KNOWN, OLD, WIDE
 from tests.bench.micro import GROUPS
 from tests.bench.processes import ROOT, BenchError, Cpus, cpu_seconds, module, output_of, running, until_answers
 from tests.bench.rendezvous import Rendezvous
@@ -63,7 +63,7 @@ def test_flat_asks_routers_that_know_and_have_more(tmp_path: Path) -> None:
     done = bench("flat", "--quick", "--json", out, "--page", page)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
-    assert list(found) == [FEW, KNOWN, WIDE]
+    assert list(found) == [FEW, KNOWN, WIDE, OLD]
     for figures in found.values():
         assert figures.pop("nothing to do: % of a CPU") >= 0
         assert len(figures) >= 2

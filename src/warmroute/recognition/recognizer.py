@@ -121,7 +121,7 @@ class Recognizer:
             if route.beside or (shape and is_side_request(view, shape, messages)):
                 turn.named, turn.wishes = named, Wishes(side=True)
             elif named is not None:
-                self._by_id(turn, named, view, model, messages)
+                self._by_id(turn, named, view, model, messages, beginning=known)
             elif messages and self._by_content:
                 self._find(turn, view, model, messages)
         if response_id is not None or shape is Shape.RESPONSES:
@@ -149,7 +149,16 @@ class Recognizer:
 
     # By id
 
-    def _by_id(self, turn: Turn, named: Session, view: RequestView, model: str | None, messages: list[Message]) -> None:
+    def _by_id(
+        self,
+        turn: Turn,
+        named: Session,
+        view: RequestView,
+        model: str | None,
+        messages: list[Message],
+        *,
+        beginning: bool,
+    ) -> None:
         turn.session = turn.named = named
         history = _history(turn.shape, view, model, messages)
         if history is not None:
@@ -164,7 +173,7 @@ class Recognizer:
             return
         turn.new = True
         if history is not None and self._by_content:
-            if turn.shape is not None and history.begun:
+            if turn.shape is not None and history.begun and beginning:
                 history = _history(turn.shape, view, model, request_messages(turn.shape, view.field)) or history
             turn.history = history
             turn.found = self.memory.conversations.find(history)
