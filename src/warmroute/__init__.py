@@ -8,7 +8,7 @@ A map of the package, in the order in which a request meets it:
     workers/            several processes on the data port: one supervisor, and workers that have the data path alone
     proxy/              the data path. server, reading: a client's connection, whose bytes become requests; data: which paths
                         exist; handler: one request, hop by hop; request and client: its two ends; placement: decide,
-                        reserve, lease; connection, pool: the backends' side; handshake, tunnel: WebSockets; errors: our own
+                        reserve, lease; connection, hearing, pool: the backends; handshake, tunnel: WebSockets; errors: our own
     core/               every decision, without I/O: identity, messages and history (whose turn is it), ring and policy (who
                         serves it), relay and sse (when has an answer begun), retry (may it be tried again), health, rates
     recognition/        identity that needs a memory: conversations known by content, ids that are none, who made a response

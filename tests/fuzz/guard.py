@@ -184,7 +184,7 @@ class Target:
             self._seen.append((head, body, "left"))
             return
         self._seen.append((head, body, client.broken))
-        client.start(200, [(b"content-length", b"0")])
+        client.start(200, b"", 0)
         await client.body(b"", more=False)
 
     def check(self, case: Case) -> None:

@@ -267,6 +267,7 @@ async def test_stored_rubbish_is_ignored(
     apart(one, two, backends)
     chat = Chat(speaker, "question. ")
     await chat.turn(one, "answer ", "more. ")
+    await told_all(one)
     async with valkey.client() as client:
         async for key in client.scan_iter("warmroute:h:*"):
             await client.delete(key)

@@ -192,3 +192,41 @@ def test_counts_beyond_all_measure_are_none(digits: int) -> None:
     tail = b'{"usage":{"prompt_tokens":%s,"completion_tokens":2}}' % (b"9" * digits)
     assert usage_from(tail).prompt is None
     assert usage_from(b'{"usage":{"input_tokens":%s,"cache_read_input_tokens":1}}' % (b"9" * digits)).prompt is None
+
+
+@given(
+    st.tuples(*[st.integers(0, 10**13)] * 3, st.none() | st.integers(0, 10**13)),
+    st.sampled_from([(",", ":"), (", ", ": ")]),
+    st.sampled_from([{}, {"created_cache_tokens": 3}, {"of_the_future": 1}, {"cached_tokens_of_old": 2}]),
+    st.sampled_from([{}, {"completion_tokens_details": None}, {"cache_read_input_tokens": 5}]),
+    st.sampled_from([b"", b'"usage":null,', b'"usage":{"prompt_tokens":1,']),
+)
+def test_vllms_own_way_to_write_it_is_read_as_any_other(
+    counts: tuple[int, int, int, int | None],
+    separators: tuple[str, str],
+    details: dict[str, int],
+    more: dict[str, int | None],
+    before: bytes,
+) -> None:
+    prompt, total, completion, cached = counts
+    known = None if cached is None else {"cached_tokens": cached, **details}
+    told = {
+        "prompt_tokens": prompt,
+        "total_tokens": total,
+        "completion_tokens": completion,
+        "prompt_tokens_details": known,
+    }
+    written = json.dumps({"usage": told | more}, separators=separators).encode()
+    other_order = json.dumps({"usage": dict(reversed((told | more).items()))}, separators=separators).encode()
+    assert usage_from(before + written) == usage_from(before + other_order)
+    if not more:
+        most = 1 << 40
+        expected = [None if count is None or count > most else count for count in (prompt, cached, completion)]
+        assert usage_from(written) == Usage(*expected)
+
+
+@pytest.mark.parametrize("wrong", [b"007", b"1.5", b"-1", b"1e3", b'"5"'])
+def test_what_is_no_count_is_none_in_vllms_own_way_too(wrong: bytes) -> None:
+    told = b'{"usage":{"prompt_tokens":5,"total_tokens":7,"completion_tokens":%b,"prompt_tokens_details":null}}'
+    assert usage_from(told % b"2") == Usage(5, None, 2)
+    assert usage_from(told % wrong) == (NO_USAGE if wrong == b"007" else Usage(5, None, None))

@@ -58,6 +58,14 @@ def _passing(headers: Headers, drop: frozenset[bytes]) -> list[tuple[bytes, byte
     return [pair for pair in passing if pair[0] not in named] if named else passing
 
 
+def as_lines(headers: Headers) -> bytes:
+    """Headers as they are written. Raises ValueError for one that has a line break in it."""
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+    if not lines.count(b"\r") == lines.count(b"\n") == len(headers):
+        raise ValueError("a header has a line break in it")
+    return lines
+
+
 class SentOn(NamedTuple):
     """What of a request's headers a backend gets: their names, and all of them as lines."""
 
@@ -101,11 +109,9 @@ def _without(name: bytes, lines: bytes) -> bytes:
     return b"".join(line for line in lines.splitlines(keepends=True) if not line.startswith(name + b": "))
 
 
-def response_headers(headers: Headers, status: int = 200, *, cookies: bool = False) -> list[tuple[bytes, bytes]]:
+def response_headers(headers: Headers, *, cookies: bool = False) -> list[tuple[bytes, bytes]]:
     """The headers of a backend's answer that go to the client; repeated ones stay repeated.
 
-    An answer that has no body by its status loses the length that it may state all the same. Cookies are set where clients'
-    `cookies` travel on.
+    Cookies are set where clients' `cookies` travel on.
     """
-    kept_back = _NOT_PASSED_ON if cookies else _NOR_COOKIES
-    return _passing(headers, kept_back if status not in (204, 304) else kept_back | {b"content-length"})
+    return _passing(headers, _NOT_PASSED_ON if cookies else _NOR_COOKIES)

@@ -78,6 +78,7 @@ def request_messages(shape: Shape, field: Field, *, beginning: bool = False) -> 
     return found
 
 
+_CHAT, _MESSAGES = Shape.CHAT, Shape.MESSAGES
 _ASKED = re.compile(rb'\{\s*"role"\s*:\s*"user"')
 _ANSWERED = re.compile(rb'\{\s*"role"\s*:\s*"assistant"')
 
@@ -87,7 +88,7 @@ def has_begun(shape: Shape, field: Field, raw: RawField) -> bool:
 
     Nearly all clients write a message's role first, and then the first answer is found without decoding what follows.
     """
-    if shape is not Shape.CHAT and shape is not Shape.MESSAGES:
+    if shape is not _CHAT and shape is not _MESSAGES:
         return False
     written = raw("messages") or b""
     first = _ASKED.search(written)

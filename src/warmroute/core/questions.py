@@ -9,6 +9,8 @@ TOKENS = b'"return_token_ids":true,'
 USAGE = b'"stream_options":{"include_usage":true},'
 """The stream then ends with an event that tells how many tokens prompt and answer had, and how many were cached."""
 
+_STREAMS = (Shape.CHAT, Shape.COMPLETIONS)
+
 
 class Asks(NamedTuple):
     """What may be asked: for tokens, by bodies of at most so many bytes (0: never), and for usage."""
@@ -39,7 +41,7 @@ def put_into(body: bytes, shape: Shape | None, fields: Fields, asks: Asks) -> As
     Tokens are of no use where the client wants several answers, asks for them itself, or offers tools, whose calls cannot be
     told from text after a cut. What the client says of either is left as it is.
     """
-    if shape not in (Shape.CHAT, Shape.COMPLETIONS) or fields.field("stream") is not True:
+    if shape not in _STREAMS or fields.field("stream") is not True:
         return Asked(body)
     tokens = (
         len(body) <= asks.tokens_up_to

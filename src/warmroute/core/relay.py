@@ -23,6 +23,9 @@ class RelayState(StrEnum):
     DONE = "done"
 
 
+HELD, STREAMING, DONE = RelayState
+
+
 class Relay:
     """The border between failing over and ending visibly.
 
@@ -43,7 +46,7 @@ class Relay:
         self._tail = bytearray()
         # A JSON body may go on for long after it, with the prompt's token ids; Anthropic's streams begin with the prompt's.
         self._early_usage = b""
-        self.state = RelayState.HELD
+        self.state = HELD
 
     def __repr__(self) -> str:
         return f"<Relay {self.state}{' events' if self.event_stream else ''}>"
@@ -58,7 +61,7 @@ class Relay:
         if self.hides is not None or self.tap is not None:
             data = self.without_unasked(data)
         if data:
-            self.state = RelayState.STREAMING
+            self.state = STREAMING
             self.note(data)
         return data
 
@@ -93,7 +96,7 @@ class Relay:
 
     def finish(self) -> bytes:
         """The backend ended its answer; return what was still held."""
-        self.state = RelayState.DONE
+        self.state = DONE
         if not self.event_stream:  # of which nothing is ever held
             return b""
         held = self._gate.release() if self._gate is not None else b""

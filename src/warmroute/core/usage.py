@@ -1,11 +1,23 @@
 """What an answer says of its own tokens, read from its last bytes in the shapes of all protocols."""
 
 import json
+import re
 from typing import Any, NamedTuple
 
 MARK = b'"usage":'
 _DECODER = json.JSONDecoder()
 
+_COUNT = rb"(0|[1-9][0-9]{0,11})"
+_AS_VLLM = re.compile(
+    rb'"usage": ?\{"prompt_tokens": ?'
+    + _COUNT
+    + rb', ?"total_tokens": ?[0-9]+, ?"completion_tokens": ?'
+    + _COUNT
+    + rb', ?"prompt_tokens_details": ?(?:null|\{"cached_tokens": ?'
+    + _COUNT
+    + rb'(?:, ?"created_cache_tokens": ?[0-9]+)?\})\}'
+)
+"""How vLLM writes it for chat and completions (0.32): to find the numbers in it takes a third of reading it as JSON."""
 _MOST = 1 << 40
 """Tokens that an answer may be said to have; a number without end would stay in sums that no longer fit into a float."""
 
@@ -27,6 +39,10 @@ def usage_from(tail: bytes) -> Usage:
     Inside a JSON string quotation marks are escaped, so text that an answer quotes cannot be taken for it.
     """
     at = tail.rfind(MARK)
+    usual = _AS_VLLM.match(tail, at) if at >= 0 else None
+    if usual is not None:
+        prompt, completion, cached = usual.groups()
+        return Usage(int(prompt), None if cached is None else int(cached), int(completion))
     while at >= 0:
         text = tail[at + len(MARK) :].decode("utf-8", "replace").lstrip()
         if text.startswith("{"):

@@ -15,6 +15,7 @@ KEPT = 200
 """Events that are kept; the oldest goes first."""
 TOGETHER = 30.0
 """Seconds after the last of its kind within which an event is counted with it: a failure moves many conversations at once."""
+_PIN_SPILL = Reason.PIN_SPILL
 _LOOKED_AT = 16
 
 
@@ -90,12 +91,12 @@ class Events:
                 self._add(kind, backend, (record.backend or "") if resumed else "", failure.detail)
             else:
                 self._add(Kind.FAILURE, backend, served or "", failure.detail)
-        if served is not None and (record.moved or record.decision == Reason.PIN_SPILL):
+        if served is not None and (record.moved or record.decision == _PIN_SPILL):
             before = record.prompt.before
             failed = record.failures[0][0] if record.failures else ""
             left = before.computed[0].engine.backend if before is not None and before.computed else failed
             if left != served:
-                kind = Kind.SPILL if record.decision == Reason.PIN_SPILL else Kind.MOVE
+                kind = Kind.SPILL if record.decision == _PIN_SPILL else Kind.MOVE
                 why = self._move_cause(record.decision, left) if left else ""
                 self._add(kind, left, served, why, _computed(record))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from ..core.headers import as_lines
 from ..core.model import Decision, Phase, Reason
 from ..core.routes import Protocol
 from ..fleet.registry import Registry
@@ -12,6 +13,9 @@ from .errors import RouterError
 from .in_flight import InFlight
 from .pool import Pool
 
+_MOST_LINES = 4096
+"""Combinations of decision, backend and source whose lines are remembered: there are far fewer, but backends come and go."""
+
 
 class Answers:
     """Finds the error that fits, and sends it. `tell` switches the headers on that say where a request went, and why."""
@@ -20,6 +24,7 @@ class Answers:
         self._registry = registry
         self._pools = pools
         self._tell = tell
+        self._lines: dict[tuple[str, str | None, str | None], bytes] = {}
 
     def __repr__(self) -> str:
         return f"<Answers{' with headers' if self._tell else ''}>"
@@ -45,25 +50,32 @@ class Answers:
         record = x.record
         record.status, record.error = error.status, error.code
         record.backend = record.engine = None  # none of them answered; the failures name those that were asked
-        await send_error(x.client, error, x.route.protocol, self.told(record) + x.closing())
+        x.may_close()
+        await send_error(x.client, error, x.route.protocol, self.told(record))
 
-    def told(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
-        """Our own headers of a routed request's answer; its id is there even where the others are switched off."""
-        headers = [(b"x-request-id", record.id.encode())]
+    def told(self, record: RequestRecord) -> bytes:
+        """The lines of our own headers of a routed answer; its id is there even where the others are switched off."""
+        lines = b""
         if self._tell:
-            headers.append((b"x-warmroute-decision", record.decision.encode()))
-            if record.backend is not None:
-                headers.append((b"x-warmroute-backend", self._pools[record.backend].shown_name))
-            if record.key_source is not None:
-                headers.append((b"x-warmroute-key", record.key_source.encode()))
-        return headers
+            key = (record.decision, record.backend, record.key_source)
+            found = self._lines.get(key)
+            lines = self._told(*key) if found is None else found
+        return b"x-request-id: %b\r\n%b" % (record.id.encode(), lines)
+
+    def _told(self, decision: str, backend: str | None, key_source: str | None) -> bytes:
+        headers = [(b"x-warmroute-decision", decision.encode())]
+        if backend is not None:
+            headers.append((b"x-warmroute-backend", self._pools[backend].shown_name))
+        if key_source is not None:
+            headers.append((b"x-warmroute-key", key_source.encode()))
+        if len(self._lines) > _MOST_LINES:
+            self._lines.clear()
+        lines = self._lines[decision, backend, key_source] = as_lines(headers)
+        return lines
 
 
-async def send_error(
-    client: Client, error: RouterError, protocol: Protocol, extra: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    """Send one of the router's own errors as a whole answer."""
+async def send_error(client: Client, error: RouterError, protocol: Protocol, told: bytes = b"") -> None:
+    """Send one of the router's own errors as a whole answer; `told` are further lines of its head."""
     body = error.body(protocol)
-    headers = [*error.headers(), (b"content-length", str(len(body)).encode()), *client.for_pages(), *(extra or [])]
-    client.start(error.status, headers)
+    client.start(error.status, as_lines([*error.headers(), *client.for_pages()]) + told, len(body))
     await client.body(body, more=False)

@@ -9,7 +9,6 @@ from typing import Protocol
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from ..core.headers import Headers
 from ..core.relay import Relay
 from .body import ClientLeft
 from .errors import RouterError
@@ -161,37 +160,29 @@ class Client:
         """
         return [(b"access-control-allow-origin", b"*")] if b"origin" in self.head.named else []
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, lines: bytes, length: int | None) -> None:
         """Give the head; it travels with the first part of the body, which must follow at once.
 
-        Names are lower case. A body of no stated length is sent in chunks.
+        `lines` are headers as they are written, but for those of the body's `length` and of the connection, which ends with
+        the answer if `keep_alive` is False. A body whose length is not known is sent in chunks.
         """
         self.started = True
         if status == _SWITCHED:
-            lines = [_SWITCHING, *(b"%b: %b\r\n" % pair for pair in headers), b"\r\n"]
-            self.connection.wire.write(b"".join(lines))
+            self.connection.wire.write(_SWITCHING + lines + b"\r\n")
             return
         self._expects = False
         self.connection.begins_to_answer(self)
-        parts = [STATUS_LINE[status]]
-        closes = False
-        for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
-            if name == b"content-length":
-                self.has_length = True
-                self._left = int(value)
-            elif name == b"connection" and b"close" in value.lower():
-                closes, self.keep_alive = True, False
-        if not self.keep_alive and not closes:
-            parts.append(b"connection: close\r\n")
         self._silent = self.head.method == "HEAD"
-        if not (self.has_length or self._silent or status in _WITHOUT_BODY):
-            self._chunked = True
-            parts.append(b"transfer-encoding: chunked\r\n")
-        parts.append(b"\r\n")
-        self._line = b"".join(parts)
-        if self._line.count(b"\r\n") != len(headers) + 2 + (not self.keep_alive and not closes) + self._chunked:
-            raise RuntimeError("a header of the answer has a line break in it")
+        framing = b""
+        if status not in _WITHOUT_BODY:
+            if length is not None:
+                self.has_length, self._left = True, length
+                framing = b"content-length: %d\r\n" % length
+            elif not self._silent:
+                self._chunked = True
+                framing = b"transfer-encoding: chunked\r\n"
+        closing = b"" if self.keep_alive else b"connection: close\r\n"
+        self._line = b"%b%b%b%b\r\n" % (STATUS_LINE[status], lines, framing, closing)
 
     async def body(self, data: bytes, *, more: bool) -> None:
         """Send a part of the body; waits while the client reads too slowly."""

@@ -1,15 +1,15 @@
-"""One HTTP/1.1 connection to a backend, on httptools; everything that goes wrong on it becomes a Failure here."""
+"""One HTTP/1.1 connection to a backend; everything that goes wrong on it becomes a Failure here."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, cast
 
-import httptools
-
 from ..core.chunks import HEADS
 from ..core.model import BackendSpec, Failure, Phase
+from .answer_head import AnswerHead, LastHead
 from .client import Client
 from .failures import ClientGone, UpstreamError, broken
+from .hearing import Hearing
 
 HIGH_WATER = 64 * 1024
 """Bytes of an answer that may wait for a slow client before reading from the backend pauses."""
@@ -17,11 +17,8 @@ HIGH_WATER = 64 * 1024
 _STALE_WITHIN = 0.5
 """Seconds after sending in which a kept-alive connection that breaks was closed before; later, the request broke it."""
 
-_HEAD_LIMIT = 256 << 10
-"""Bytes in which the head of an answer must have ended."""
-
-
 _TOO_LONG = len(HEADS)
+_OF_HEAD = Phase.HEAD
 
 
 class Sink(Protocol):
@@ -40,28 +37,30 @@ class _Owner(Protocol):
     loop: asyncio.AbstractEventLoop
     spec: BackendSpec
     heard: bool
+    last_head: LastHead
 
     def lost(self, connection: "Connection") -> None: ...
     def release(self, connection: "Connection") -> None: ...
 
 
-class Connection(asyncio.Protocol):
-    """One connection and the exchange that runs on it: write the request, read head and body, one after another."""
+class Connection(Hearing, asyncio.Protocol):
+    """One connection and the exchange that runs on it: write the request, read head and body, one after another.
+
+    `switched`: it is a WebSocket's now.
+    """
+
+    switched = False
 
     def __init__(self, pool: _Owner) -> None:
+        super().__init__(pool.last_head)
         self._pool = pool
         self._loop = pool.loop
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._client: Client | None = None
-        self._parser = httptools.HttpResponseParser(self)
         self.idle_since = self._sent_at = self._lost_at = 0.0
-        self.reused = self.closed = self.switched = False
-        self.status = self.bytes_in = self.waiting_bytes = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.named: dict[bytes, bytes] = {}
-        self.head_seen = self.complete = False
-        self._head_only = self._keep_alive = self._until_close = self._between_chunks = self._paused = False
+        self.reused = self.closed = self._paused = False
+        self.waiting_bytes = 0
         self._chunks: list[bytes] = []
         self._sink: Sink | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -94,10 +93,8 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._head_only, self._client = head_only, client
         self._sent_at = self._loop.time()
-        if self.bytes_in:  # what came before, be it unasked, is not this answer's
-            self.status = self.bytes_in = self.waiting_bytes = 0
-            self.headers, self._chunks = [], []
-            self.head_seen = self.complete = self._between_chunks = self._keep_alive = self._until_close = False
+        self._next()
+        self.waiting_bytes, self._chunks = 0, []
         if len(body) < HIGH_WATER:
             self._transport.write(head + body)
         else:
@@ -115,11 +112,12 @@ class Connection(asyncio.Protocol):
         if self._writable is not None:
             await self._writable
 
-    async def read_head(self) -> None:
-        """Wait until `status` and `headers` are there. Raises UpstreamError or ClientGone."""
-        while not self.head_seen:
-            self._raise(Phase.HEAD)
+    async def read_head(self) -> AnswerHead:
+        """Wait for the answer's head. Raises UpstreamError or ClientGone."""
+        while self.head is None:
+            self._raise(_OF_HEAD)
             await self._wait()
+        return self.head
 
     def here(self) -> bytes:
         """What has come of the body, b"" if nothing has."""
@@ -130,7 +128,7 @@ class Connection(asyncio.Protocol):
         while not self._chunks:
             if self.complete:
                 return b""
-            self._raise(Phase.HEAD)
+            self._raise(_OF_HEAD)
             await self._wait()
         return self._take()
 
@@ -241,20 +239,11 @@ class Connection(asyncio.Protocol):
             if not sink.chunk(data):
                 self._flow(on=False)
             return
-        self.bytes_in += size  # of a head; later it matters only that there were some
         if self.complete:  # bytes after the end of an answer belong to nobody
+            self.bytes_in += size
             self.close()
             return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._switch(data[upgrade.args[0] :])
-        except httptools.HttpParserError as error:
-            self._garbled(str(error))
-        if not self.head_seen and self.bytes_in > _HEAD_LIMIT:
-            self._garbled("a head that does not end")
-        # Not merely at the end of a chunk: the next one's size may have begun in the same bytes.
-        self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
+        self._hear(data)
         if self.waiting_bytes > HIGH_WATER:
             self._pause()
         if self._sink is None or self.complete:  # to a sink it has gone already
@@ -295,52 +284,9 @@ class Connection(asyncio.Protocol):
         self.close()
         self._wake()
 
-    # What the parser calls
-
-    def on_message_begin(self) -> None:
-        if self.complete:  # bytes of a further answer, which nobody asked for
-            self._keep_alive = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.head_seen:
-            self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        if self.head_seen:  # a second answer in the same bytes: nobody asked for it
-            self._keep_alive = False
-            return
-        self.status = self._parser.get_status_code()
-        if not 100 <= self.status <= 599:
-            self._garbled(f"status {self.status}")
-            return
-        if self.status < 200:
-            return
-        self._keep_alive = self._parser.should_keep_alive()
-        self.named = dict(self.headers)
-        framed = b"content-length" in self.named or b"transfer-encoding" in self.named
-        self._until_close = not framed and self.status not in (204, 304)
-        self.head_seen = True
-        if self._head_only:
-            self.complete = True
-
-    def on_body(self, data: bytes) -> None:
-        if self.complete:
-            return
+    def _body(self, data: bytes) -> None:
         if self._sink is not None:
             self._flow(self._sink.piece(data))
         else:
             self._chunks.append(data)
             self.waiting_bytes += len(data)
-
-    def on_chunk_header(self) -> None:
-        self._between_chunks = False
-
-    def on_chunk_complete(self) -> None:
-        self._between_chunks = True
-
-    def on_message_complete(self) -> None:
-        if not self.head_seen:  # an interim answer (1xx): the real one follows
-            self.headers.clear()
-            return
-        if not self._until_close:
-            self.complete = True

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from .. import __version__
 from ..core import routes
+from ..core.headers import as_lines
 from ..core.routes import Protocol, Route
 from ..fleet.registry import Registry
 from . import errors
@@ -170,17 +171,12 @@ class DataApp:
             since=None,
             tenant=tenant.name if tenant is not None else "",
         )
-        closes = [(b"connection", b"close")] if follows else []
-        framed = (b"content-length", str(len(body)).encode())
-        client.start(error.status, [*told, framed, *client.for_pages(), *closes])
+        if follows:
+            client.keep_alive = False
+        client.start(error.status, as_lines([*told, *client.for_pages()]), len(body))
         await client.body(body, more=False)
 
 
 async def _send_json(client: Client, status: int, body: bytes) -> None:
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *client.for_pages(),
-    ]
-    client.start(status, headers)
+    client.start(status, as_lines([(b"content-type", b"application/json"), *client.for_pages()]), len(body))
     await client.body(body, more=False)

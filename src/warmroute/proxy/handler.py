@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..core.forward import COOKIE
-from ..core.headers import request_head, request_id, response_headers
+from ..core.headers import request_head, request_id
 from ..core.identity import digest
 from ..core.model import Decision, Failure, Phase, Reason
 from ..core.relay import Relay, RelayState
@@ -24,6 +24,7 @@ from ..observe.record import RequestRecord
 from ..recognition.recognizer import Recognizer
 from ..truth.ledger import NO_PROMPT, Ledger
 from . import errors
+from .answer_head import AnswerHead
 from .answers import Answers, send_error
 from .body import BodyRefused, ClientLeft, Incoming
 from .client import Client, Outflow
@@ -124,8 +125,8 @@ class Handler:
         except BodyRefused as refused:
             if not client.started:
                 record.status, record.error = refused.error.status, refused.error.code
-                told = [*self._answers.told(record), (b"connection", b"close")]
-                await send_error(client, refused.error, route.protocol, told)
+                client.keep_alive = False
+                await send_error(client, refused.error, route.protocol, self._answers.told(record))
         finally:
             record.aborted = record.aborted or (client.gone and not client.finished)
             if record.status == 0:
@@ -230,18 +231,18 @@ class Handler:
         connection.send(head, body, x.client, head_only=request.method == "HEAD")
         if self._ledger is not None and x.record.prompt is NO_PROMPT:  # now that the backend is at work
             x.record.prompt = look(self._ledger, request, x.route, x.turn)
-        await connection.read_head()
-        self._judge(x, placed, connection)
-        if connection.status == SWITCHED:
+        answer = await connection.read_head()
+        self._judge(x, placed, answer)
+        if answer.status == SWITCHED:
             await through(x, placed, connection, self._begin)
             self._placement.confirm(x.turn.session, decision)  # it was in use until now
             return
-        relay = x.relay = Relay(connection.status, connection.named)
+        relay = x.relay = Relay(answer.status, answer.named)
         if relay.readable:
             x.listener = self._recognizer.listener(x.turn, decision, event_stream=relay.event_stream)
             relay.listener = x.listener.hear if x.listener is not None else None
             asked = (x.asked.tokens or x.asked.usage) and relay.event_stream
-            if asked and b"content-length" not in connection.named:
+            if asked and connection.length is None:
                 relay.tap = TokenTap() if x.asked.tokens else None
                 relay.hides = UsageFilter() if x.asked.usage else None
         try:
@@ -255,13 +256,13 @@ class Handler:
         if x.listener is not None:
             x.listener.whole()
 
-    def _judge(self, x: InFlight, placed: Placed, connection: Connection) -> None:
+    def _judge(self, x: InFlight, placed: Placed, answer: AnswerHead) -> None:
         """Is the answer a fault of its backend's? Raises UpstreamError if another one may be asked; else it is passed on."""
-        if not is_fault(connection.status, connection.named.keys()):
-            if connection.status < 500:
+        if not is_fault(answer.status, answer.named):
+            if answer.status < 500:
                 self._registry.succeeded(placed.backend, self._clock())
             return
-        failure = Failure(Phase.HEAD, "status", f"{placed.backend} answered {connection.status}")
+        failure = Failure(Phase.HEAD, "status", f"{placed.backend} answered {answer.status}")
         others = self._placement.look(x.turn.session, x.model, b"", {*x.exclude, placed.backend}, x.turn.wishes)
         if x.repeatable and x.sent < MAX_SENT and others.backend is not None and self._budget.take():
             raise UpstreamError(failure)
@@ -293,14 +294,17 @@ class Handler:
     def _begin(self, x: InFlight, decision: Decision, connection: Connection) -> None:
         record = x.record
         record.first_byte_s = self._clock() - record.started
-        record.status = connection.status
-        if connection.status < 400:
+        answer = connection.head
+        assert answer is not None
+        record.status = answer.status
+        if answer.status < 400:
             record.moved = self._placement.confirm(x.turn.session, decision)
             self._recognizer.served(x.turn, decision)
         else:
             self._placement.withdraw(x.turn.session, decision)
-        headers = response_headers(connection.headers, connection.status, cookies=self._cookies)
-        x.client.start(connection.status, headers + self._answers.told(record) + x.closing())
+        x.may_close()
+        lines = answer.passed_on(cookies=self._cookies) + self._answers.told(record)
+        x.client.start(answer.status, lines, connection.length)
 
     async def _broke_off(self, x: InFlight, failure: Failure) -> None:
         """The backend died after content: go on elsewhere, else say so in an event stream, or break any other body off.

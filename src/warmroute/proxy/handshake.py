@@ -117,11 +117,11 @@ class Handshake(Connection):
         return self._transport, self._rest
 
     def on_headers_complete(self) -> None:
-        if self.head_seen or self._parser.get_status_code() != SWITCHED:
+        if self.head is not None or self._parser.get_status_code() != SWITCHED:
             super().on_headers_complete()
-        elif websocket.switches(self.headers):
-            self.status, self.named = SWITCHED, dict(self.headers)
-            self.head_seen = self._until_close = True
+        elif websocket.switches(self._headers):
+            self.status, self._until_close = SWITCHED, True
+            self._has_head(keep_alive=False)
         else:
             self._garbled("it switched to another protocol than a WebSocket")
 

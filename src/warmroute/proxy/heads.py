@@ -85,7 +85,8 @@ def size_of(url: bytes, headers: Headers) -> int:
     return len(url) + sum(len(name) + len(value) for name, value in headers)
 
 
-_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?([0-9]{1,9})\r\n")
+LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?([0-9]{1,9})\r\n")
+"""A body's length as nearly everybody writes it."""
 _LONGEST = 4096
 """Bytes of a head that is worth being remembered."""
 _MOST = 2048
@@ -122,7 +123,7 @@ class KnownHeads:
     def find(self, data: bytes) -> Found | None:
         """The head that these bytes begin with; None if it is not whole, is long, or tells no length in the usual way."""
         end = data.find(b"\r\n\r\n", 0, _LONGEST)
-        length = _LENGTH.search(data, 0, end + 2) if end > 0 else None
+        length = LENGTH.search(data, 0, end + 2) if end > 0 else None
         if length is None:
             return None
         at, behind = length.span(1)

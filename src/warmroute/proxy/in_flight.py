@@ -78,6 +78,7 @@ class InFlight:
         """Whether it can be sent once more: all of it is at hand."""
         return self.upload is None or not self.upload.begun
 
-    def closing(self) -> list[tuple[bytes, bytes]]:
-        """What tells the client that the connection ends with the answer: the rest of its upload is not asked for any more."""
-        return [] if self.upload is None or self.upload.ended else [(b"connection", b"close")]
+    def may_close(self) -> None:
+        """Before the answer begins: end the connection with it if the rest of an upload is not asked for any more."""
+        if self.upload is not None and not self.upload.ended:
+            self.client.keep_alive = False

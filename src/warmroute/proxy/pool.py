@@ -7,6 +7,7 @@ from collections.abc import Callable
 from urllib.parse import quote, urlsplit
 
 from ..core.model import BackendSpec, Failure
+from .answer_head import LastHead
 from .connection import Connection
 from .failures import UpstreamError, removed, unconnected
 
@@ -58,6 +59,7 @@ class Pool:
         self._open: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self.heard = False
+        self.last_head = LastHead()
         self.retired = False
 
     def __repr__(self) -> str:

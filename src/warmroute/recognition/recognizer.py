@@ -22,7 +22,7 @@ from .owners import Owner
 @dataclass(slots=True)
 class Turn:
     """What is known of one request's conversation. `source` names where its identity came from, None if it has none;
-    `written` is the digest of its messages as they were written, where that is of use."""
+    `written` is the digest of its messages as they were written, where that is of use; `known`: its id was known before."""
 
     session: Session | None = None
     refused: tuple[tuple[str, str], ...] = ()
@@ -30,6 +30,7 @@ class Turn:
     owner_unknown: bool = False
     response: str | None = None
     new: bool = False
+    known: bool = False
     shape: Shape | None = None
     history: History | None = None
     found: Found | None = None
@@ -51,6 +52,7 @@ FIELDS = (
     *("stream", "max_tokens", "max_completion_tokens", "max_output_tokens"),
 )
 """The top-level fields of a JSON body that are looked at."""
+_RESPONSES = Shape.RESPONSES
 
 
 class PromptView(RequestView, Protocol):
@@ -104,9 +106,9 @@ class Recognizer:
         if named is not None and self._known_as is not None:
             named = self._known(named)
         shape = route.shape
-        turn = Turn(refused=refused, shape=shape, tenant=tenant)
         # Of a session that is known only the beginning of what it says matters, and mostly not even that.
         known = named is not None and self._pins.get(named.key) is not None
+        turn = Turn(refused=refused, shape=shape, tenant=tenant, known=known)
         if (
             named is not None
             and known
@@ -121,10 +123,10 @@ class Recognizer:
             if route.beside or (shape and is_side_request(view, shape, messages)):
                 turn.named, turn.wishes = named, Wishes(side=True)
             elif named is not None:
-                self._by_id(turn, named, view, model, messages, beginning=known)
+                self._by_id(turn, named, view, model, messages)
             elif messages and self._by_content:
                 self._find(turn, view, model, messages)
-        if response_id is not None or shape is Shape.RESPONSES:
+        if response_id is not None or shape is _RESPONSES:
             self._ask_owner(turn, view, response_id)
         return turn
 
@@ -149,16 +151,7 @@ class Recognizer:
 
     # By id
 
-    def _by_id(
-        self,
-        turn: Turn,
-        named: Session,
-        view: RequestView,
-        model: str | None,
-        messages: list[Message],
-        *,
-        beginning: bool,
-    ) -> None:
+    def _by_id(self, turn: Turn, named: Session, view: RequestView, model: str | None, messages: list[Message]) -> None:
         turn.session = turn.named = named
         history = _history(turn.shape, view, model, messages)
         if history is not None:
@@ -173,7 +166,7 @@ class Recognizer:
             return
         turn.new = True
         if history is not None and self._by_content:
-            if turn.shape is not None and history.begun and beginning:
+            if turn.shape is not None and history.begun and turn.known:
                 history = _history(turn.shape, view, model, request_messages(turn.shape, view.field)) or history
             turn.history = history
             turn.found = self.memory.conversations.find(history)
@@ -283,7 +276,7 @@ class Recognizer:
 
     def listener(self, turn: Turn, decision: Decision, *, event_stream: bool) -> "Listener | None":
         """What should hear the answer's bytes, if anything should."""
-        if turn.shape is None or (turn.history is None and turn.shape is not Shape.RESPONSES):
+        if turn.shape is None or (turn.history is None and turn.shape is not _RESPONSES):
             return None
         answer = Answer(turn.shape, event_stream=event_stream, decode=self._decode, only_id=turn.history is None)
         return Listener(self.memory, turn, decision, answer)
