@@ -15,7 +15,10 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from warmroute.app import Router
 from warmroute.proxy.client import Client
+from warmroute.proxy.connection import Connection
+from warmroute.proxy.handshake import SwitchingProtocol
 from warmroute.proxy.in_flight import InFlight
+from warmroute.proxy.wire import Wire
 
 from .conftest import StartRouter, until, up
 from .scripted import RawClient, Scripted, Talk
@@ -409,3 +412,82 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(router: Router
             gc.enable()
     assert alive["RequestResponseCycle"] <= 2  # the connection's last one, and that of another test's
     assert alive["InFlight"] + alive["Client"] <= 1
+
+
+WHOLE = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-session-id: s\r\ncontent-length: 13\r\n\r\n" + b'{"model":"m"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (b"", 0),
+        (WHOLE[:40], 0),
+        (WHOLE[:-3], 0),
+        (WHOLE, 1),
+        (WHOLE * 3, 3),
+        (WHOLE * 3, 0),
+        (WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0"), 1),
+        (WHOLE.replace(b"host: x", b"host: x\r\nconnection: close"), 1),
+        (WHOLE.replace(b"host: x", b"host: x\r\nhost: y"), 1),
+        (b"nonsense\r\n\r\n", 1),
+        (b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n", 1),
+    ],
+    ids=[
+        *("nothing sent", "half a head", "half a body", "answered", "answered thrice", "left behind three", "of old"),
+        *("the last one", "refused", "no HTTP", "not found"),
+    ],
+)
+async def test_a_connection_that_ends_leaves_nothing_for_the_garbage_collector(
+    router: Router, sent: bytes, answers: int
+) -> None:
+    """A full collection looks at all that lives, which stops everybody meanwhile: connections must not need it."""
+    kinds = (SwitchingProtocol, Wire, Client)
+    gc.collect()
+    before = Counter(type(o).__name__ for o in gc.get_objects() if type(o) in kinds)
+    gc.disable()
+    try:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(*router.data_url.removeprefix("http://").split(":"))
+            writer.write(sent)
+            seen = b""
+            while seen.count(b"HTTP/1.1 ") < answers:
+                seen += await asyncio.wait_for(reader.read(1 << 16), 10)
+            writer.close()
+            await writer.wait_closed()
+        del reader, writer
+
+        def alive() -> Counter[str]:
+            return Counter(type(o).__name__ for o in gc.get_objects() if type(o) in kinds) - before
+
+        await until(lambda: not alive())
+    finally:
+        gc.enable()
+
+
+async def test_a_connection_to_a_backend_leaves_nothing_for_it_either(router: Router, backends: list[Scripted]) -> None:
+    async def begins(talk: Talk) -> None:
+        talk.stream_head()
+        talk.event({"choices": [{"delta": {"content": "one"}}]})
+        await talk.drain()
+        await talk.peer_closed(within=10)
+
+    for backend in backends:
+        backend.script = begins
+
+    def closed() -> int:
+        return sum(type(o) is Connection and o.closed for o in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            async with await RawClient.connect(router.data_url) as client:
+                client.post({"model": "m", "stream": True, "messages": []})
+                await client.head()
+                await client.chunk()
+        await until(lambda: all(b.in_flight == 0 for b in router.registry.backends.values()))
+        await until(lambda: not closed())
+    finally:
+        gc.enable()

@@ -40,7 +40,7 @@ def backend(name: str) -> BackendState:
 
 def record(**changes: object) -> RequestRecord:
     """A request that b has answered, of a conversation that a has computed last."""
-    last = Conversation("x-session-id", 0, sketch([]), [Computed(Engine("a", None, 0), 10, 90, 5, 0.0)])
+    last = Conversation("x-session-id", 0, sketch([]), (Computed(Engine("a", None, 0), 10, 90, 5, 0.0),))
     made = RequestRecord("id", "POST", "/v1/chat/completions", 0.0, 0.0, status=200, backend="b", first_byte_s=0.1)
     made.prompt, made.usage = Prompt(before=last), Usage(prompt=100, cached=16)
     for name, value in changes.items():

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import Generic, TypeVar, cast
 
+from msgspec import Struct
+
 from ..core.identity import CONTENT
 from ..core.model import Decision, PinChange, Session
 
@@ -54,14 +56,13 @@ class _Few(Generic[_Value]):
             pin.rare = None
 
 
-@dataclass(slots=True)
-class Pin:
+class Pin(Struct, gc=False):
     """One conversation's place. `confirmed` once content came from there; until then `before` is where it was.
 
     `size` is that of the prompt with which it came here, in KiB. `spills` counts the turns in a row that were served
     elsewhere. `proven` is False for what may be a single request: a prompt without an id, or one beside another
     conversation, that nobody has gone on with. `held` and `shared` are for routers that share their pins: what the store
-    holds for it, and when that was asked.
+    holds for it, and when that was asked. The garbage collector passes it over: there may be millions, and none is in a cycle.
     """
 
     backend: str

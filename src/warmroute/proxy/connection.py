@@ -273,6 +273,7 @@ class Connection(Hearing, asyncio.Protocol):
         self._wake()
         self.resume_writing()
         self._pool.lost(self)
+        del self._parser  # which holds this connection
 
     def _switch(self, rest: bytes) -> None:
         self._garbled("it switched protocols unasked")

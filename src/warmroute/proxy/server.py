@@ -83,14 +83,17 @@ class DataProtocol(Reading, asyncio.Protocol):
         self._door.leave(self)
         self._door.gone(self._own_transport)
         self._state.connections.discard(self)
-        self.wire.lingering = True
+        self.wire.lost()
         for client in {self.latest, self.running}:
             if client is not None:
                 client.left()
         self.flow.resume_writing()
         if exc is None:
             self.wire.close()
-        del self.parser  # which holds this connection
+        # All that holds this connection is let go, for what is left as a cycle costs a look at all that lives.
+        del self.parser
+        self.latest = self.running = self.mark = None
+        self.pipeline.clear()
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()

@@ -5,6 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 
+def _never() -> bool:
+    return False
+
+
 class Wire:
     """A transport for which `linger` may take over the closing, where the client may be sending still."""
 
@@ -25,6 +29,11 @@ class Wire:
         else:
             self.lingering = True
             self.is_closing = lambda: True
+
+    def lost(self) -> None:
+        """The connection is no more: there is nothing to take over, and whoever did is let go."""
+        self.lingering = True
+        self._linger = _never
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

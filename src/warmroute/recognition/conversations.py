@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from ..core.history import History, TextHistory
 from ..core.messages import Message
 from .recent import Recent
@@ -36,25 +38,19 @@ class Found(NamedTuple):
     at: int
 
 
-class _Position:
+class _Position(Struct, gc=False):
     """After one answer that passed here: the sessions whose last one it is, and who went on from here last."""
 
-    __slots__ = ("branches", "holders", "last")
-
-    def __init__(self, last: bytes) -> None:
-        self.holders: list[bytes] = []
-        self.last = last
-        self.branches = 0
+    last: bytes
+    holders: tuple[bytes, ...] = ()
+    branches: int = 0
 
 
-class _Asked:
+class _Asked(Struct, gc=False):
     """One question with all that came before it: who asked it last, and how many have."""
 
-    __slots__ = ("last", "sessions")
-
-    def __init__(self, last: bytes) -> None:
-        self.last = last
-        self.sessions = 1
+    last: bytes
+    sessions: int = 1
 
 
 class Conversations:
@@ -124,16 +120,14 @@ class Conversations:
         if found.match in (Match.BRANCH, Match.SHARED):
             position.branches += 1
         elif found.session in position.holders and found.at + 1 < len(digests):
-            position.holders.remove(found.session)
+            position.holders = tuple(holder for holder in position.holders if holder != found.session)
         position.last = session
         self._positions.put(digests[found.at], position)
 
     def learn(self, history: bytes, last: bytes, holders: Sequence[bytes]) -> None:
         """Another router has passed an answer with this history before it; what is known here already stays."""
         if self._positions.get(history) is None:
-            position = _Position(last)
-            position.holders += holders[:_MOST_HOLDERS]
-            self._positions.put(history, position)
+            self._positions.put(history, _Position(last, tuple(holders[:_MOST_HOLDERS])))
 
     def learn_asked(self, question: bytes, session: bytes) -> None:
         """Another router was asked this, with all that came before it."""
@@ -145,7 +139,7 @@ class Conversations:
         digest = history.answered(answer)
         position = self._positions.get(digest) or _Position(session)
         if session not in position.holders and len(position.holders) < _MOST_HOLDERS:
-            position.holders.append(session)
+            position.holders = (*position.holders, session)
         self._positions.put(digest, position)
         if isinstance(history, TextHistory):
             anchor, length = history.known

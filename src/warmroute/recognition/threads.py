@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from .recent import Recent
 
 _UNPROVEN = 2
@@ -9,18 +11,15 @@ _UNPROVEN = 2
 _MOST_CHILDREN = 64
 
 
-class _Thread:
+class _Thread(Struct, gc=False):
     """What is known of one id. Openings are the digests of `History.opening`, cut to 8 bytes."""
 
-    __slots__ = ("children", "fresh", "main", "proven", "requests", "since")
-
-    def __init__(self, since: int) -> None:
-        self.main = b""
-        self.fresh: tuple[bytes, ...] = ()
-        self.children: tuple[bytes, ...] = ()
-        self.proven: tuple[bytes, ...] = ()
-        self.requests = 0
-        self.since = since
+    since: int
+    main: bytes = b""
+    fresh: tuple[bytes, ...] = ()
+    children: tuple[bytes, ...] = ()
+    proven: tuple[bytes, ...] = ()
+    requests: int = 0
 
 
 class Threads:

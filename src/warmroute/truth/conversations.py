@@ -1,8 +1,7 @@
 """What is remembered of conversations to know what could hit: a sketch of the last prompt, and where it was computed."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -30,7 +29,7 @@ class Engine(NamedTuple):
     process: int
 
 
-class Computed(Struct):
+class Computed(Struct, gc=False):
     """A prompt and its answer that an engine has computed: bytes of the prompt's sketch, tokens, and the time of its end."""
 
     engine: Engine
@@ -49,7 +48,7 @@ class Computed(Struct):
         return self.prompt * min(size, self.size) // self.size if self.size else 0
 
 
-class TurnTaken(Struct):
+class TurnTaken(Struct, gc=False):
     """One turn as people see it. Times are seconds of the router's clock; `outcomes` adds up to `prompt`."""
 
     at: float
@@ -62,17 +61,19 @@ class TurnTaken(Struct):
     cause: str = ""
 
 
-@dataclass(slots=True)
-class Conversation:
-    """One conversation. `computed` has its last turn first, then those of other engines; `tools` are earlier ones."""
+class Conversation(Struct, gc=False):
+    """One conversation. `computed` has its last turn first, then those of other engines; `tools` are earlier ones.
+
+    There are many, and none is part of a cycle: what the garbage collector has to look at stops the router meanwhile.
+    """
 
     source: str
     family: int
     sketch: Sketch
-    computed: list[Computed] = field(default_factory=list)
+    computed: tuple[Computed, ...] = ()
     went: str = ""
-    tools: set[int] = field(default_factory=set)
-    turns: deque[TurnTaken] = field(default_factory=lambda: deque(maxlen=_MOST_TURNS))
+    tools: frozenset[int] = frozenset()
+    turns: tuple[TurnTaken, ...] = ()
 
     def expects(self, drift: Drift, there: Computed | None) -> Expected:
         """What could hit of a prompt that differs from the last computed one as `drift` says.
@@ -105,14 +106,18 @@ class Conversation:
                     if other.size > drift.same:
                         other.prompt, other.completion, other.size = other.tokens(drift.same), 0, drift.same
             if sketch.tools != self.sketch.tools and len(self.tools) < _MOST_TOOLS:
-                self.tools.add(self.sketch.tools)
+                self.tools |= {self.sketch.tools}
         there = self.last_on(turn.engine)
         if self.computed and there is self.computed[0]:
-            self.computed[0] = turn
+            self.computed = (turn, *self.computed[1:])
         else:
             others = [computed for computed in self.computed if computed is not there]
-            self.computed = [turn, *others[: _MOST_PLACES - 1]]
+            self.computed = (turn, *others[: _MOST_PLACES - 1])
         self.sketch = sketch
+
+    def took(self, turn: TurnTaken) -> None:
+        """Keep a turn for people to look at."""
+        self.turns = (*self.turns, turn)[-_MOST_TURNS:]
 
 
 def grows(drift: Drift) -> bool:
@@ -152,8 +157,7 @@ class Conversations:
         self._with_turns.move_to_end(session.key)
         if len(self._with_turns) > _MOST_WITH_TURNS:
             _, longest_idle = self._with_turns.popitem(last=False)
-            while len(longest_idle.turns) > 1:
-                longest_idle.turns.popleft()
+            longest_idle.turns = longest_idle.turns[-1:]
         return found
 
     def newest(self) -> Iterator[tuple[bytes, Conversation]]:

@@ -176,7 +176,7 @@ class Ledger:
         if left is not None:
             known.went = self.move_cause(decision, left)
         known.goes_on(now, drifted, Computed(engine, now.size, size, completion or 0, ended))
-        known.turns.append(taken)
+        known.took(taken)
 
     def _engine(self, backend: str, rank: str | None) -> Engine:
         process = self.process_of(backend)
