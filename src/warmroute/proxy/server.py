@@ -4,14 +4,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from ..core import routes
-from ..core.headers import Headers
+from ..core.headers import Headers, as_lines
 from ..core.routes import Protocol
 from . import errors, tls
 from .client import Client
@@ -218,9 +218,8 @@ class DataProtocol(Reading, asyncio.Protocol):
         )
 
     def _end_with(self, status: int, headers: Headers, body: bytes) -> None:
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(), b"connection: close"]
-        lines += [b"%b: %b" % pair for pair in (*headers, (b"content-length", b"%d" % len(body)))]
-        self.wire.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        lines = as_lines([(b"connection", b"close"), *headers, (b"content-length", b"%d" % len(body))])
+        self.wire.write(b"%b%b\r\n%b" % (STATUS_LINE[status], lines, body))
         self.wire.close()
 
     def _lingers(self) -> bool:
